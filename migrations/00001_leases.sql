@@ -1,0 +1,317 @@
+-- Leases: who may write, until when, under which fence.
+
+-- +goose Up
+CREATE SCHEMA IF NOT EXISTS fence;
+COMMENT ON SCHEMA fence IS 'writegate: leases, fences and the audit of refused writes';
+
+-- The source of fences. Steps of two leave an odd number under each fence: a sealed row holds fence - 1 and still
+-- takes the sealer's one write. CACHE 1, because blocks cached per session hand out fences in the wrong order; a
+-- ceiling of 2^53, because fences travel through JSON; no owner, because OWNED BY lets TRUNCATE … RESTART IDENTITY
+-- rewind it and DROP TABLE take it along.
+CREATE SEQUENCE fence.fence_seq AS bigint
+    INCREMENT BY 2 MINVALUE 2 MAXVALUE 9007199254740990 START WITH 2 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.fence_seq IS 'fences: each grant draws one while it holds its lease row';
+
+-- One row a name. Nothing but the primary key is indexed, so that a renewal is a HOT update; half of each page is
+-- left free for them. Collation C: names are compared by their bytes, whatever the database's locale.
+CREATE TABLE fence.lease (
+    name        text COLLATE "C" PRIMARY KEY,
+    fence       bigint      NOT NULL DEFAULT 0,
+    token       uuid,
+    holder      text        NOT NULL DEFAULT '',
+    ttl         interval    NOT NULL DEFAULT '0',
+    granted_at  timestamptz,
+    renewed_at  timestamptz,
+    renewals    bigint      NOT NULL DEFAULT 0,
+    expires_at  timestamptz NOT NULL DEFAULT '-infinity',
+    released_at timestamptz,
+    wanted_by   text,
+    CONSTRAINT lease_name_is_printable CHECK (octet_length(name) BETWEEN 1 AND 255 AND name !~ '[\u0001-\u001f\u007f-\u009f]'),
+    CONSTRAINT lease_fence_not_negative CHECK (fence >= 0)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500,
+        autovacuum_vacuum_cost_delay = 0);
+COMMENT ON TABLE fence.lease IS 'one row a lease: its newest grant, held while released_at is null and expires_at is ahead';
+COMMENT ON COLUMN fence.lease.token IS 'proves "this grant is mine" to renew and release; orders nothing';
+COMMENT ON COLUMN fence.lease.wanted_by IS 'a client that waits for this term to end; release notifies only if set';
+
+CREATE TABLE fence.term (
+    fence            bigint PRIMARY KEY,
+    name             text COLLATE "C" NOT NULL,
+    holder           text        NOT NULL,
+    ttl              interval    NOT NULL,
+    granted_at       timestamptz NOT NULL,
+    renewals         bigint      NOT NULL DEFAULT 0,
+    ended_at         timestamptz,
+    end_reason       text,
+    application_name text        NOT NULL DEFAULT '',
+    client_addr      inet,
+    db_user          name        NOT NULL DEFAULT session_user,
+    CONSTRAINT term_fence_is_positive CHECK (fence > 0),
+    CONSTRAINT term_ends_for_a_reason CHECK ((ended_at IS NULL) = (end_reason IS NULL)),
+    CONSTRAINT term_end_reason CHECK (end_reason IN ('released', 'expired'))
+) WITH (fillfactor = 90);
+CREATE INDEX term_name_fence_idx ON fence.term (name, fence);
+COMMENT ON TABLE fence.term IS 'the history: one row a grant; ended_at is null while nobody has ended or followed it';
+
+-- fence.acquire tries once to take a lease, and never waits for its holder.
+--
+-- Call it as a statement of its own, outside any transaction block, and trust the fence only once that statement has
+-- returned: a fence that was seen inside an open transaction can be issued again after a crash. The token is the
+-- caller's (a random uuid, new for each grant); the same token again returns the same grant while that lasts, which
+-- makes a retry after a lost reply safe.
+--
+-- Not granted: fence and holder are the present holder's, remaining is what its lease still has by this server's
+-- clock. With waiter set the caller says that it is going to wait: the first to say so in a term is remembered, is
+-- told next_in_line, and is named by the notification on channel "fence_release" that ends the term.
+--
+-- Errors: 22023 for arguments that cannot be; 55P03 when the row stayed locked for lock_wait; WG001 when the sequence
+-- yields a fence that is not above the row's; WG002 when the isolation level is not READ COMMITTED.
+-- +goose StatementBegin
+CREATE FUNCTION fence.acquire(
+    name text, holder text, ttl interval, token uuid,
+    lock_wait interval DEFAULT '1 second', waiter text DEFAULT NULL,
+    OUT granted boolean, OUT fence bigint, OUT expires_at timestamptz, OUT remaining interval,
+    OUT held_by text, OUT next_in_line boolean
+) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r      record;
+    v_now  timestamptz;
+BEGIN
+    IF acquire.name IS NULL OR octet_length(acquire.name) NOT BETWEEN 1 AND 255 OR acquire.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
+            coalesce(octet_length(acquire.name), 0) USING ERRCODE = '22023';
+    END IF;
+    IF acquire.ttl IS NULL OR acquire.ttl <= interval '0' OR acquire.ttl > interval '7 days' THEN
+        RAISE EXCEPTION 'ttl %: want more than 0 and at most 7 days', coalesce(acquire.ttl::text, 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
+    IF acquire.token IS NULL THEN
+        RAISE EXCEPTION 'token NULL: want a random uuid, new for each grant' USING ERRCODE = '22023';
+    END IF;
+    IF acquire.lock_wait IS NULL OR acquire.lock_wait < interval '1 millisecond' THEN
+        RAISE EXCEPTION 'lock_wait %: want at least a millisecond', coalesce(acquire.lock_wait::text, 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
+    -- Under a snapshot that does not move, what is read after the lock may be older than the lock.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'isolation level %: fence.acquire needs READ COMMITTED', current_setting('transaction_isolation')
+            USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT … FROM fence.acquire(…); COMMIT';
+    END IF;
+
+    next_in_line := false;
+
+    -- A look without a lock first: one who must wait need not queue on the row, nor write a lock into it. What it
+    -- says of a running lease was true when it was read; only a grant needs more, and gets it below.
+    SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.wanted_by INTO r
+      FROM fence.lease l WHERE l.name = acquire.name;
+    v_now := clock_timestamp();
+    IF FOUND AND r.released_at IS NULL AND r.expires_at > v_now AND r.token <> acquire.token THEN
+        granted := false;
+        IF acquire.waiter IS NOT NULL AND r.wanted_by IS NULL THEN
+            -- Skipping a locked row is right: whoever holds it may be ending the term, and we come back soon.
+            UPDATE fence.lease l SET wanted_by = acquire.waiter
+             WHERE l.name = (SELECT k.name FROM fence.lease k
+                              WHERE k.name = acquire.name AND k.fence = r.fence AND k.released_at IS NULL
+                                AND k.wanted_by IS NULL
+                                FOR NO KEY UPDATE SKIP LOCKED);
+            next_in_line := FOUND;
+        ELSE
+            next_in_line := coalesce(r.wanted_by = acquire.waiter, false);
+        END IF;
+        fence := r.fence; held_by := r.holder; expires_at := r.expires_at; remaining := r.expires_at - v_now;
+        RETURN;
+    END IF;
+
+    -- Transaction-local, so that nothing leaks into a pooled session. A grant that a crash can undo is a fence that
+    -- can be issued twice, so asynchronous commit is overruled here.
+    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+
+    LOOP
+        SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals INTO r
+          FROM fence.lease l WHERE l.name = acquire.name FOR UPDATE;
+        EXIT WHEN FOUND;
+        -- FOR UPDATE locks nothing where there is no row, so the first acquirers of a name meet here.
+        INSERT INTO fence.lease (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
+    END LOOP;
+
+    -- After the lock, in a statement of its own: every earlier reading is from before the wait.
+    v_now := clock_timestamp();
+
+    IF r.released_at IS NULL AND r.expires_at > v_now THEN
+        granted := (r.token = acquire.token);
+        fence := r.fence; held_by := r.holder; expires_at := r.expires_at; remaining := r.expires_at - v_now;
+        RETURN;
+    END IF;
+    IF r.token = acquire.token THEN
+        RAISE EXCEPTION 'the grant of this token has ended: a token serves one grant only' USING ERRCODE = '22023';
+    END IF;
+
+    fence := nextval('fence.fence_seq');
+    IF fence <= r.fence THEN
+        RAISE EXCEPTION 'fence % drawn for lease "%" is not above its last one, %', fence, acquire.name, r.fence
+            USING ERRCODE = 'WG001',
+                  DETAIL = 'The sequence fence.fence_seq is behind the leases: it was reset, restored, or not replicated.',
+                  HINT = 'Move the sequence above every fence in use before anybody acquires again.';
+    END IF;
+
+    expires_at := v_now + acquire.ttl;
+    UPDATE fence.lease l
+       SET fence = acquire.fence, token = acquire.token, holder = acquire.holder, ttl = acquire.ttl,
+           granted_at = v_now, renewed_at = v_now, renewals = 0, expires_at = acquire.expires_at,
+           released_at = NULL, wanted_by = NULL
+     WHERE l.name = acquire.name;
+    UPDATE fence.term t
+       SET ended_at = r.expires_at, end_reason = 'expired', renewals = r.renewals
+     WHERE t.fence = r.fence AND t.ended_at IS NULL;
+    INSERT INTO fence.term (fence, name, holder, ttl, granted_at, application_name, client_addr, db_user)
+    VALUES (acquire.fence, acquire.name, acquire.holder, acquire.ttl, v_now,
+            current_setting('application_name'), inet_client_addr(), session_user);
+
+    granted := true; held_by := acquire.holder; remaining := acquire.ttl;
+END $$;
+-- +goose StatementEnd
+
+-- fence.renew extends the given grants, each by its own ttl from now, and answers for each name:
+--   renewed  expires_at is its new end
+--   lost     it is over for good: expired, released, or somebody else's; nothing was changed
+--   locked   another session held the row just then; nothing was changed, ask again soon
+-- It never waits for a lock: one row that somebody sits on must not cost all the others their renewal.
+-- +goose StatementBegin
+CREATE FUNCTION fence.renew(names text[], tokens uuid[])
+RETURNS TABLE (name text, outcome text, expires_at timestamptz)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_locked text[];
+    v_now    timestamptz;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'isolation level %: fence.renew needs READ COMMITTED', current_setting('transaction_isolation')
+            USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT … FROM fence.renew(…); COMMIT';
+    END IF;
+
+    -- In name order, so that two clients that renew the same names cannot deadlock. FOR NO KEY UPDATE passes by the
+    -- FOR KEY SHARE of a write in flight: a heartbeat never waits for the holder's own work.
+    SELECT coalesce(array_agg(s.name), '{}') INTO v_locked
+      FROM (SELECT l.name
+              FROM fence.lease l
+              JOIN unnest(renew.names, renew.tokens) AS u (name, token) ON l.name = u.name COLLATE "C"
+             WHERE l.token = u.token
+             ORDER BY l.name
+               FOR NO KEY UPDATE OF l SKIP LOCKED) s;
+
+    v_now := clock_timestamp();
+
+    RETURN QUERY
+    WITH renewed AS (
+        UPDATE fence.lease l
+           SET expires_at = v_now + l.ttl, renewed_at = v_now, renewals = l.renewals + 1
+          FROM unnest(renew.names, renew.tokens) AS u (name, token)
+          JOIN unnest(v_locked) AS k (name) ON k.name = u.name
+         WHERE l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL AND l.expires_at > v_now
+        RETURNING l.name, l.expires_at
+    )
+    SELECT u.name,
+           CASE WHEN d.name IS NOT NULL THEN 'renewed'
+                WHEN k.name IS NULL AND EXISTS (
+                    SELECT 1 FROM fence.lease l
+                     WHERE l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL
+                       AND l.expires_at > v_now) THEN 'locked'
+                ELSE 'lost'
+           END,
+           d.expires_at
+      FROM unnest(renew.names, renew.tokens) AS u (name, token)
+      LEFT JOIN renewed d ON d.name = u.name COLLATE "C"
+      LEFT JOIN unnest(v_locked) AS k (name) ON k.name = u.name;
+END $$;
+-- +goose StatementEnd
+
+-- fence.release ends a grant and answers:
+--   released  it was held, and is free now; the same again for a release that was sent twice
+--   expired   it was the newest grant but had expired already; it is free now
+--   not_held  it is somebody else's, or was never granted; nothing was changed
+-- Only the token counts. With fence given, a grant that has been followed by another is still told how it ended.
+-- Writes in flight under this grant do not hold a release up; they hold up the next grant.
+-- +goose StatementBegin
+CREATE FUNCTION fence.release(
+    name text, token uuid, fence bigint DEFAULT NULL, lock_wait interval DEFAULT '1 second'
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r         record;
+    v_now     timestamptz;
+    v_outcome text;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'isolation level %: fence.release needs READ COMMITTED', current_setting('transaction_isolation')
+            USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT fence.release(…); COMMIT';
+    END IF;
+    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true);
+
+    SELECT l.fence, l.renewals, l.expires_at, l.released_at, l.wanted_by INTO r
+      FROM fence.lease l WHERE l.name = release.name AND l.token = release.token FOR NO KEY UPDATE;
+    v_now := clock_timestamp();
+
+    IF NOT FOUND THEN
+        PERFORM 1 FROM fence.term t
+          WHERE t.fence = release.fence AND t.name = release.name AND t.end_reason = 'released';
+        RETURN CASE WHEN FOUND THEN 'released' ELSE 'not_held' END;
+    END IF;
+
+    IF r.released_at IS NOT NULL THEN
+        SELECT t.end_reason INTO v_outcome FROM fence.term t WHERE t.fence = r.fence;
+        RETURN coalesce(v_outcome, 'released');
+    END IF;
+
+    v_outcome := CASE WHEN r.expires_at > v_now THEN 'released' ELSE 'expired' END;
+    UPDATE fence.lease l
+       SET released_at = v_now, expires_at = least(r.expires_at, v_now), wanted_by = NULL
+     WHERE l.name = release.name;
+    UPDATE fence.term t
+       SET ended_at = least(r.expires_at, v_now), end_reason = v_outcome, renewals = r.renewals
+     WHERE t.fence = r.fence AND t.ended_at IS NULL;
+
+    -- A transaction with a pending notification serializes its commit with all others that have one, so this is
+    -- sent only where somebody said that it waits, and is a hint only: waiters poll.
+    IF r.wanted_by IS NOT NULL THEN
+        PERFORM pg_notify('fence_release', json_build_object('name', release.name, 'next', r.wanted_by)::text);
+    END IF;
+    RETURN v_outcome;
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION fence.schema_version() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 1 $$;
+-- +goose StatementEnd
+COMMENT ON FUNCTION fence.schema_version() IS 'the newest writegate migration applied here, by whatever tool';
+
+REVOKE ALL ON FUNCTION
+    fence.acquire(text, text, interval, uuid, interval, text),
+    fence.renew(text[], uuid[]),
+    fence.release(text, uuid, bigint, interval)
+FROM PUBLIC;
+
+-- +goose Down
+DROP FUNCTION fence.schema_version();
+DROP FUNCTION fence.release(text, uuid, bigint, interval);
+DROP FUNCTION fence.renew(text[], uuid[]);
+DROP FUNCTION fence.acquire(text, text, interval, uuid, interval, text);
+DROP TABLE fence.term;
+DROP TABLE fence.lease;
+DROP SEQUENCE fence.fence_seq;
+-- goose may keep its own history in this schema, and still has to write there that this migration is gone; `fencecheck
+-- migrate down` removes that table, and the schema with it, afterwards.
+-- +goose StatementBegin
+DO $$
+BEGIN
+    DROP SCHEMA fence;
+EXCEPTION WHEN dependent_objects_still_exist THEN
+    NULL;
+END $$;
+-- +goose StatementEnd
