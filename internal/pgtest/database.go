@@ -1,0 +1,238 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"crypto/rand"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/writegate/writegate/internal/migrate"
+)
+
+// Databases are called writegate_<run>_<n>. While the run lives it keeps a connection whose application_name is
+// writegate_<run>, so that a later run can tell what a dead one left on a borrowed server.
+const prefix = "writegate_"
+
+var shared struct {
+	sync.Mutex
+	server   *Server
+	run      string    // this process's part of database names
+	keep     *pgx.Conn // says that this run lives; creates and drops databases
+	template string    // a database with our migrations applied
+	dead     error     // Start failed: nobody tries again
+	count    atomic.Int64
+}
+
+// Main runs a package's tests and then stops the server that they shared; call it from TestMain. An interrupt stops the
+// server too.
+func Main(m *testing.M) {
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-interrupted
+		if err := stopShared(); err != nil {
+			fmt.Fprintln(os.Stderr, "pgtest:", err)
+		}
+		os.Exit(1)
+	}()
+	code := m.Run()
+	if err := stopShared(); err != nil {
+		fmt.Fprintln(os.Stderr, "pgtest:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// Shared returns the server that all tests of this process share, and starts it if need be.
+func Shared(t testing.TB) *Server {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.dead == nil && shared.server == nil {
+		shared.dead = startShared()
+	}
+	if shared.dead != nil {
+		t.Fatalf("pgtest: %v", shared.dead)
+	}
+	return shared.server
+}
+
+// New returns the configuration of a fresh database with our migrations applied, gone when the test ends.
+func New(t testing.TB) *pgx.ConnConfig {
+	t.Helper()
+	return create(t, true)
+}
+
+// NewEmpty is like New, without any migration.
+func NewEmpty(t testing.TB) *pgx.ConnConfig {
+	t.Helper()
+	return create(t, false)
+}
+
+// Pool returns a pool on the database, closed when the test ends. Each configure may change its configuration.
+func Pool(t testing.TB, cfg *pgx.ConnConfig, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	poolConfig, err := pgxpool.ParseConfig("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	poolConfig.ConnConfig = cfg.Copy()
+	poolConfig.MaxConns = 10
+	for _, f := range configure {
+		f(poolConfig)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), poolConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// Exec runs SQL on a connection of its own, statement by statement where there are several.
+func Exec(t testing.TB, cfg *pgx.ConnConfig, sql string) {
+	t.Helper()
+	ctx := context.Background()
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func create(t testing.TB, migrated bool) *pgx.ConnConfig {
+	t.Helper()
+	server := Shared(t)
+	shared.Lock()
+	defer shared.Unlock()
+	ctx := context.Background()
+	template := "template1"
+	if migrated {
+		if shared.template == "" {
+			name := fmt.Sprintf("%s%s_template", prefix, shared.run)
+			if err := createDatabase(ctx, name, "template1"); err != nil {
+				t.Fatalf("pgtest: %v", err)
+			}
+			if _, err := migrate.Up(ctx, server.Config(name)); err != nil {
+				t.Fatalf("pgtest: %v", err)
+			}
+			shared.template = name
+		}
+		template = shared.template
+	}
+	name := fmt.Sprintf("%s%s_%d", prefix, shared.run, shared.count.Add(1))
+	if err := createDatabase(ctx, name, template); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		shared.Lock()
+		defer shared.Unlock()
+		if shared.keep == nil {
+			return // stopped under us, by an interrupt
+		}
+		if _, err := shared.keep.Exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return server.Config(name)
+}
+
+func createDatabase(ctx context.Context, name, template string) error {
+	sql := fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template)
+	// Copying the files is several times quicker than logging every page of them, which is the default where there
+	// is a choice.
+	if !strings.HasPrefix(shared.keep.PgConn().ParameterStatus("server_version"), "14") {
+		sql += " STRATEGY file_copy"
+	}
+	_, err := shared.keep.Exec(ctx, sql)
+	return err
+}
+
+func startShared() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	server, err := Start(ctx)
+	if err != nil {
+		return err
+	}
+	run := strings.ToLower(rand.Text()[:12])
+	cfg := server.admin.Copy()
+	cfg.RuntimeParams["application_name"] = prefix + run
+	keep, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return errors.Join(err, server.Stop())
+	}
+	shared.server, shared.run, shared.keep = server, run, keep
+	return nil
+}
+
+func stopShared() error {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var errs []error
+	if shared.server.Kind == "url" {
+		errs = append(errs, dropAll(ctx, shared.keep, prefix+shared.run+"_"))
+	}
+	errs = append(errs, shared.keep.Close(ctx), shared.server.Stop())
+	shared.server, shared.keep, shared.template = nil, nil, ""
+	return errors.Join(errs...)
+}
+
+// sweep drops the databases of runs that are no longer connected.
+func sweep(ctx context.Context, conn *pgx.Conn) error {
+	rows, err := conn.Query(ctx, `
+		SELECT DISTINCT substring(d.datname FROM '^writegate_[a-z2-7]{12}')
+		  FROM pg_database d
+		 WHERE d.datname ~ '^writegate_[a-z2-7]{12}_'
+		   AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a
+		                    WHERE a.application_name = substring(d.datname FROM '^writegate_[a-z2-7]{12}'))`)
+	if err != nil {
+		return err
+	}
+	runs, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, run := range runs {
+		errs = append(errs, dropAll(ctx, conn, run+"_"))
+	}
+	return errors.Join(errs...)
+}
+
+func dropAll(ctx context.Context, conn *pgx.Conn, namePrefix string) error {
+	rows, err := conn.Query(ctx, `SELECT datname FROM pg_database WHERE starts_with(datname, $1)`, namePrefix)
+	if err != nil {
+		return err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		_, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

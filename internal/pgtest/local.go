@@ -1,0 +1,316 @@
+//go:build unix
+
+package pgtest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+var errNoBinaries = errors.New("no PostgreSQL server binaries found (initdb, postgres)")
+
+// supervisor starts the server, waits until its standard input closes, which happens when this process ends in
+// whatever way, and then ends the server and removes its directory. It runs as the server's user, in a process group of
+// its own, so that an interrupt from the terminal reaches it through us only.
+//
+// SIGQUIT: nobody will need these data again, so the server need not write them down.
+const supervisor = `
+dir=$1 postgres=$2
+{
+	"$postgres" -D "$dir/data" >"$dir/log" 2>&1 </dev/null &
+	echo $! >"$dir/pid"
+	wait $!
+	: >"$dir/exited"
+} &
+cat >/dev/null
+while [ ! -s "$dir/pid" ]; do sleep 0.02; done
+kill -QUIT "$(cat "$dir/pid")" 2>/dev/null
+wait
+rm -rf "$dir"
+`
+
+// settings make a server that is quick to start and forgets on a crash of the machine, which no test here causes; a
+// test that needs durability starts a server of its own.
+const settings = `
+listen_addresses = '127.0.0.1'
+unix_socket_directories = '%[1]s'
+port = %[2]d
+fsync = off
+max_connections = 200
+shared_buffers = 64MB
+max_prepared_transactions = 10
+log_min_messages = warning
+log_line_prefix = '%%m [%%p] %%a '
+`
+
+func startLocal(ctx context.Context) (*Server, error) {
+	bin, err := findBinaries(ctx)
+	if err != nil {
+		return nil, err
+	}
+	owner, err := serverUser()
+	if err != nil {
+		return nil, err
+	}
+	// A TCP port can be taken by somebody else between our asking for a free one and the server's binding it: then
+	// another is tried. Any other reason not to start is an error at once.
+	for attempt := 1; ; attempt++ {
+		server, err := initAndStart(ctx, bin, owner)
+		if err == nil || attempt == 5 || !errors.Is(err, errPortTaken) {
+			return server, err
+		}
+	}
+}
+
+var errPortTaken = errors.New("its TCP port was taken")
+
+func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*Server, error) {
+	dir, err := makeDir(owner)
+	if err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	// The socket trusts: its directory is closed to everybody else. TCP asks for a password made for this server.
+	password := rand.Text()
+	if err := initdb(ctx, bin, dir, port, password, owner); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+
+	cmd := exec.Command("/bin/sh", "-c", supervisor, "sh", dir, filepath.Join(bin, "postgres"))
+	cmd.Dir = dir
+	cmd.Env = cleanEnv()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
+	alive, err := cmd.StdinPipe() // closed by the kernel if we die
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	stop := sync.OnceValue(func() error {
+		return errors.Join(alive.Close(), cmd.Wait())
+	})
+
+	cfg, err := pgx.ParseConfig(fmt.Sprintf("host=%s port=%d user=postgres dbname=postgres sslmode=disable", dir, port))
+	if err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	cfg.Password = password
+	if err := waitReady(ctx, cfg, filepath.Join(dir, "exited")); err != nil {
+		log, _ := os.ReadFile(filepath.Join(dir, "log"))
+		if bytes.Contains(log, []byte("could not create any TCP/IP sockets")) {
+			err = errPortTaken
+		}
+		return nil, errors.Join(fmt.Errorf("PostgreSQL did not start: %w\n%s", err, bytes.TrimSpace(log)), stop())
+	}
+	return &Server{
+		Kind:    "local",
+		Where:   fmt.Sprintf("a throw-away server from %s in %s", bin, dir),
+		admin:   cfg,
+		tcpHost: "127.0.0.1",
+		stop:    stop,
+	}, nil
+}
+
+func initdb(ctx context.Context, bin, dir string, port int, password string, owner *syscall.Credential) error {
+	data, pwfile := filepath.Join(dir, "data"), filepath.Join(dir, "password")
+	if err := os.WriteFile(pwfile, []byte(password+"\n"), 0o600); err != nil {
+		return err
+	}
+	if owner != nil {
+		if err := os.Chown(pwfile, int(owner.Uid), int(owner.Gid)); err != nil {
+			return err
+		}
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "--pgdata", data, "--username", "postgres",
+		"--auth-local", "trust", "--auth-host", "scram-sha-256", "--pwfile", pwfile,
+		"--encoding", "UTF8", "--locale", "C", "--no-sync")
+	cmd.Dir = dir
+	cmd.Env = cleanEnv()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w\n%s", err, bytes.TrimSpace(out))
+	}
+	return appendFile(filepath.Join(data, "postgresql.conf"), fmt.Sprintf(settings, dir, port))
+}
+
+// waitReady waits until the server takes connections, or has ended.
+func waitReady(ctx context.Context, cfg *pgx.ConnConfig, exited string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		conn, err := pgx.ConnectConfig(ctx, cfg)
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		if _, statErr := os.Stat(exited); statErr == nil {
+			return errors.New("it ended at once")
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond): // there is no event to wait for
+		}
+	}
+}
+
+// findBinaries returns the directory of initdb and postgres: on PATH, as pg_config says, or where packages put them,
+// the newest version first.
+func findBinaries(ctx context.Context) (string, error) {
+	var dirs []string
+	if path, err := exec.LookPath("initdb"); err == nil {
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			dirs = append(dirs, filepath.Dir(real))
+		}
+		dirs = append(dirs, filepath.Dir(path))
+	}
+	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
+		dirs = append(dirs, strings.TrimSpace(string(out)))
+	}
+	var packaged []string
+	for _, pattern := range []string{
+		"/usr/lib/postgresql/*/bin",          // Debian, Ubuntu
+		"/usr/pgsql-*/bin",                   // PGDG's RPMs
+		"/opt/homebrew/opt/postgresql@*/bin", // Homebrew on Apple silicon
+		"/usr/local/opt/postgresql@*/bin",    // Homebrew on Intel
+		"/Applications/Postgres.app/Contents/Versions/*/bin",
+		"/usr/local/pgsql/bin", "/usr/libexec/postgresql*", "/usr/lib/postgresql*/bin",
+	} {
+		found, _ := filepath.Glob(pattern)
+		packaged = append(packaged, found...)
+	}
+	sort.SliceStable(packaged, func(i, j int) bool { return versionIn(packaged[i]) > versionIn(packaged[j]) })
+	dirs = append(dirs, packaged...)
+	for _, dir := range dirs {
+		if isExecutable(filepath.Join(dir, "initdb")) && isExecutable(filepath.Join(dir, "postgres")) {
+			return dir, nil
+		}
+	}
+	return "", errNoBinaries
+}
+
+// versionIn returns the last number in a path, 0 if it has none.
+func versionIn(path string) int {
+	digits := strings.FieldsFunc(path, func(r rune) bool { return r < '0' || r > '9' })
+	if len(digits) == 0 {
+		return 0
+	}
+	n, _ := strconv.Atoi(digits[len(digits)-1])
+	return n
+}
+
+func isExecutable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
+}
+
+// serverUser returns whom to run the server as: nil for ourselves, or another user where we are root, whom PostgreSQL
+// refuses to run as.
+func serverUser() (*syscall.Credential, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err := strconv.ParseUint(u.Uid, 10, 32)
+		if err != nil {
+			continue
+		}
+		gid, err := strconv.ParseUint(u.Gid, 10, 32)
+		if err != nil {
+			continue
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	return nil, errors.New("running as root, and there is neither a user postgres nor nobody to run the server as")
+}
+
+// makeDir makes the server's directory where its user can reach it and a socket's path stays short enough (107 bytes).
+func makeDir(owner *syscall.Credential) (string, error) {
+	var tried []string
+	for _, base := range []string{os.TempDir(), "/tmp", "/var/tmp"} {
+		if len(base) > 60 || (owner != nil && !reachable(base)) {
+			tried = append(tried, base)
+			continue
+		}
+		dir, err := os.MkdirTemp(base, "writegate-pg-")
+		if err != nil {
+			tried = append(tried, base)
+			continue
+		}
+		if owner != nil {
+			if err := os.Chown(dir, int(owner.Uid), int(owner.Gid)); err != nil {
+				return "", errors.Join(err, os.RemoveAll(dir))
+			}
+		}
+		return dir, nil
+	}
+	return "", fmt.Errorf("no directory for a throw-away server: tried %s", strings.Join(tried, ", "))
+}
+
+// reachable reports whether every user may enter the directory.
+func reachable(dir string) bool {
+	for {
+		info, err := os.Stat(dir)
+		if err != nil || info.Mode()&0o001 == 0 {
+			return false
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return true
+		}
+		dir = parent
+	}
+}
+
+// cleanEnv keeps PG* variables of the caller from reaching a server that is none of theirs.
+func cleanEnv() []string {
+	env := []string{"LC_ALL=C", "TZ=UTC"}
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "PG") && !strings.HasPrefix(kv, "LC_") && !strings.HasPrefix(kv, "TZ=") {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+func appendFile(path, text string) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(f, text)
+	return errors.Join(err, f.Close())
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	return port, l.Close()
+}

@@ -1,0 +1,14 @@
+//go:build !unix
+
+package pgtest
+
+import (
+	"context"
+	"errors"
+)
+
+var errNoBinaries = errors.New("a throw-away server from installed binaries needs a Unix")
+
+func startLocal(context.Context) (*Server, error) {
+	return nil, errNoBinaries
+}

@@ -1,0 +1,145 @@
+// Package pgtest gives the demo and the tests a throw-away PostgreSQL.
+//
+// [Start] takes the first of these that is there: the server named by WRITEGATE_TEST_DATABASE_URL; installed server
+// binaries; a container. WRITEGATE_TEST_SERVER (url, local or container) asks for one of them and no other.
+//
+// Nothing that it started outlives the process that started it, however that process ends.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Environment variables that choose the server.
+const (
+	EnvURL    = "WRITEGATE_TEST_DATABASE_URL" // a server to use; its role needs CREATEDB
+	EnvServer = "WRITEGATE_TEST_SERVER"       // url, local or container: that kind only
+	EnvImage  = "WRITEGATE_TEST_IMAGE"        // the container's image; default postgres:17
+)
+
+// Server is a running PostgreSQL. Its methods are safe for concurrent use.
+type Server struct {
+	// Kind is url, local or container.
+	Kind string
+	// Where says it in words, without a password.
+	Where string
+
+	admin   *pgx.ConnConfig // a database to create others from
+	tcpHost string          // where admin names a socket: the address that answers too
+	stop    func() error
+}
+
+// Start finds or starts a server. Call [Server.Stop] when done; a process that dies without doing so leaves nothing
+// behind either.
+func Start(ctx context.Context) (*Server, error) {
+	kind := os.Getenv(EnvServer)
+	dsn := os.Getenv(EnvURL)
+	if kind == "" && dsn != "" {
+		kind = "url"
+	}
+	switch kind {
+	case "url":
+		if dsn == "" {
+			return nil, fmt.Errorf("%s=url, but %s is not set", EnvServer, EnvURL)
+		}
+		return Borrow(ctx, dsn)
+	case "local":
+		return startLocal(ctx)
+	case "container":
+		return startContainer(ctx)
+	case "":
+	default:
+		return nil, fmt.Errorf("%s=%q: want url, local or container", EnvServer, kind)
+	}
+
+	server, localErr := startLocal(ctx)
+	if !errors.Is(localErr, errNoBinaries) {
+		return server, localErr // a server that is there and does not start is a fault to see, not to work around
+	}
+	server, containerErr := startContainer(ctx)
+	if containerErr == nil {
+		return server, nil
+	}
+	return nil, fmt.Errorf("no PostgreSQL to use. Do one of these:\n"+
+		"  - install the server (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; "+
+		"macOS: brew install postgresql@17)\n"+
+		"  - start Docker, which then fetches the image (%s chooses another)\n"+
+		"  - set %s to a server on which you may create databases\n"+
+		"What was tried: %w; %w", EnvImage, EnvURL, localErr, containerErr)
+}
+
+// Config returns how to connect to the given database of this server, as a copy.
+func (s *Server) Config(database string) *pgx.ConnConfig {
+	cfg := s.admin.Copy()
+	cfg.Database = database
+	return cfg
+}
+
+// TCP is like Config, but never through a Unix socket: for what cannot use one, such as a proxy between.
+func (s *Server) TCP(database string) *pgx.ConnConfig {
+	cfg := s.Config(database)
+	if s.tcpHost != "" {
+		cfg.Host = s.tcpHost
+	}
+	return cfg
+}
+
+// URL returns how to connect as cfg says, in a form that psql and every driver takes. It carries the password only
+// over TCP, where one is needed; print [Server.Where] for people instead.
+func URL(cfg *pgx.ConnConfig) string {
+	u := url.URL{Scheme: "postgres", Path: "/" + cfg.Database, User: url.User(cfg.User)}
+	query := url.Values{"sslmode": {"disable"}}
+	if cfg.TLSConfig != nil {
+		query.Set("sslmode", "require")
+	}
+	if strings.HasPrefix(cfg.Host, "/") {
+		query.Set("host", cfg.Host)
+		query.Set("port", strconv.Itoa(int(cfg.Port)))
+	} else {
+		u.Host = net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port)))
+		if cfg.Password != "" {
+			u.User = url.UserPassword(cfg.User, cfg.Password)
+		}
+	}
+	u.RawQuery = query.Encode()
+	return u.String()
+}
+
+// Stop ends the server and removes all that it wrote. On a server that was only borrowed (kind url) it does nothing.
+func (s *Server) Stop() error {
+	return s.stop()
+}
+
+// Borrow uses a server that runs already.
+func Borrow(ctx context.Context, dsn string) (*Server, error) {
+	cfg, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if err := sweep(ctx, conn); err != nil {
+		return nil, fmt.Errorf("removing databases that dead runs left: %w", err)
+	}
+	return &Server{
+		Kind:  "url",
+		Where: fmt.Sprintf("the server at %s:%d", cfg.Host, cfg.Port),
+		admin: cfg,
+		stop:  func() error { return nil },
+	}, nil
+}
