@@ -1,0 +1,121 @@
+package leasedb
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+)
+
+// keeper renews all of a client's leases, in one statement a beat, from one goroutine. It decides no loss by itself but
+// the one that the database states: deadlines are watched by each lease's own timer, so that a keeper that hangs, or
+// dies, is a loss like any other.
+type keeper struct {
+	wake chan struct{} // there is a lease that is due sooner than planned
+	next time.Time     // when the next beat is planned, guarded by the client's mu
+}
+
+// never is later than any renewal can be due.
+var never = time.Unix(1<<40, 0)
+
+// keepLocked has the lease renewed from now on. The caller holds c.mu.
+func (c *Client) keepLocked(l *Lease) {
+	if c.keeper == nil {
+		k := &keeper{wake: make(chan struct{}, 1), next: never}
+		c.keeper = k
+		c.work.Go(func() { k.run(c) })
+	}
+	if l.renewDue.Before(c.keeper.next) {
+		select {
+		case c.keeper.wake <- struct{}{}:
+		default: // it is about to look anyway
+		}
+	}
+}
+
+func (k *keeper) run(c *Client) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		timer.Reset(k.plan(c))
+		select {
+		case <-c.stopping.Done():
+			return
+		case <-k.wake:
+			continue
+		case <-timer.C:
+		}
+		k.beat(c)
+	}
+}
+
+// plan returns how long there is nothing to renew.
+func (k *keeper) plan(c *Client) time.Duration {
+	now := c.clock().Time
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k.next = never
+	for _, l := range c.leases {
+		l.mu.Lock()
+		if l.state == Active && l.renewDue.Before(k.next) {
+			k.next = l.renewDue
+		}
+		l.mu.Unlock()
+	}
+	return k.next.Sub(now)
+}
+
+// beat renews what is due, and what will be within half an interval: so leases acquired at different times soon share
+// one beat.
+func (k *keeper) beat(c *Client) {
+	sent := c.clock()
+	soon := sent.Time.Add(c.cfg.RenewEvery / 2)
+	left := c.cfg.RenewEvery // the longest that one try may take
+	var leases []*Lease
+
+	c.mu.Lock()
+	for _, l := range c.leases {
+		l.mu.Lock()
+		remaining := l.remainingLocked(sent)
+		if l.state == Active && remaining > 0 && !l.renewDue.After(soon) {
+			leases = append(leases, l)
+			left = min(left, remaining)
+		}
+		l.mu.Unlock()
+	}
+	c.mu.Unlock()
+	if len(leases) == 0 {
+		return
+	}
+
+	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.name, b.name) })
+	names, tokens := make([]string, len(leases)), make([]string, len(leases))
+	for i, l := range leases {
+		names[i], tokens[i] = l.name, l.token
+	}
+	ctx, cancel := context.WithTimeout(c.stopping, left)
+	answers, err := c.store.renew(ctx, names, tokens)
+	cancel()
+	if err != nil {
+		// Nothing is lost by an error, of whatever kind: it says nothing about whose the leases are. They are lost at
+		// their deadlines if no try before these succeeds.
+		retry := c.clock().Time.Add(jitter(c.cfg.retryPause()))
+		for _, l := range leases {
+			l.mu.Lock()
+			l.renewDue = retry
+			l.mu.Unlock()
+		}
+		if c.stopping.Err() == nil {
+			c.cfg.Logger.Warn("writegate: renewal failed, trying again until the leases' deadlines",
+				"leases", len(leases), "took", c.clock().since(sent), "error", err)
+		}
+		return
+	}
+	outcomes := make(map[string]string, len(answers))
+	for _, a := range answers {
+		outcomes[a.name] = a.outcome
+	}
+	for _, l := range leases {
+		l.settle(sent, outcomes[l.name])
+	}
+}

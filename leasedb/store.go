@@ -1,0 +1,203 @@
+package leasedb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/writegate/writegate/internal/pgerr"
+)
+
+// store is what a client needs of the database. Tests of the keep-alive put another in its place, because time can be
+// controlled only where no network is waited for.
+type store interface {
+	acquire(ctx context.Context, req acquireRequest) (acquireAnswer, error)
+	renew(ctx context.Context, names, tokens []string) ([]renewal, error)
+	release(ctx context.Context, name, token string, fence int64, lockWait time.Duration) (string, error)
+	database() string
+	close()
+}
+
+type acquireRequest struct {
+	name, holder, token string
+	ttl, lockWait       time.Duration
+	waiter              string // "": does not wait
+}
+
+type acquireAnswer struct {
+	granted    bool
+	fence      int64
+	remaining  time.Duration
+	heldBy     string
+	nextInLine bool
+}
+
+type renewal struct {
+	name, outcome string
+}
+
+const (
+	acquireSQL = `SELECT granted, fence, (extract(epoch FROM remaining) * 1000000)::bigint, held_by, next_in_line
+		FROM fence.acquire($1, $2, make_interval(secs => $3), $4::text::uuid, make_interval(secs => $5), $6)`
+	renewSQL   = `SELECT name, outcome FROM fence.renew($1::text[], $2::text[]::uuid[])`
+	releaseSQL = `SELECT fence.release($1, $2::text::uuid, $3, make_interval(secs => $4))`
+	versionSQL = `SELECT fence.schema_version()`
+)
+
+// oldestSchema is the first version of schema fence that has what is called above.
+const oldestSchema = 1
+
+// errNotReplicated: the grant is on this server only; a failover would lose it.
+var errNotReplicated = errors.New("the grant was committed on this server, but the wait for its synchronous standby was cancelled")
+
+// pgStore talks to schema fence on connections of its own.
+type pgStore struct {
+	// Renewals have a pool to themselves: neither the user's work nor a queue of acquires, each waiting on a row lock,
+	// may keep a heartbeat waiting for a connection. Two, so that one that hangs is not the only one.
+	renewals *pgxpool.Pool
+	grants   *pgxpool.Pool
+	// explicit is set once the session's default isolation level has turned out not to be READ COMMITTED: each call
+	// then opens a transaction that says so, at the price of two round trips.
+	explicit atomic.Bool
+}
+
+func openStore(ctx context.Context, base *pgxpool.Config, grantConns int32) (*pgStore, error) {
+	open := func(conns int32) (*pgxpool.Pool, error) {
+		cfg := base.Copy()
+		cfg.MaxConns = conns
+		cfg.MinConns = 0
+		cfg.MinIdleConns = 0
+		onNotice := cfg.ConnConfig.OnNotice
+		cfg.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
+			if n.Code == warningCode {
+				c.CustomData()[warningCode] = n.Message
+			}
+			if onNotice != nil {
+				onNotice(c, n)
+			}
+		}
+		return pgxpool.NewWithConfig(ctx, cfg)
+	}
+	renewals, err := open(2)
+	if err != nil {
+		return nil, err
+	}
+	grants, err := open(grantConns)
+	if err != nil {
+		renewals.Close()
+		return nil, err
+	}
+	return &pgStore{renewals: renewals, grants: grants}, nil
+}
+
+// warningCode is what a COMMIT that stopped waiting for its synchronous standby warns with. It succeeds all the same,
+// and pgx reports no error.
+const warningCode = "01000"
+
+func (s *pgStore) checkSchema(ctx context.Context) error {
+	var found int
+	if err := s.grants.QueryRow(ctx, versionSQL).Scan(&found); err != nil {
+		return pgerr.ExplainSchema(err, s.database())
+	}
+	return pgerr.CheckSchema(found, oldestSchema)
+}
+
+func (s *pgStore) acquire(ctx context.Context, req acquireRequest) (a acquireAnswer, err error) {
+	var micros int64
+	var waiter *string
+	if req.waiter != "" {
+		waiter = &req.waiter
+	}
+	warned, err := s.call(ctx, s.grants, func(ctx context.Context, q querier) error {
+		return q.QueryRow(ctx, acquireSQL, req.name, req.holder, req.ttl.Seconds(), req.token, req.lockWait.Seconds(), waiter).
+			Scan(&a.granted, &a.fence, &micros, &a.heldBy, &a.nextInLine)
+	})
+	a.remaining = time.Duration(micros) * time.Microsecond
+	if err == nil && a.granted && warned != "" {
+		return a, fmt.Errorf("%w: %s", errNotReplicated, warned)
+	}
+	return a, err
+}
+
+func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals []renewal, err error) {
+	_, err = s.call(ctx, s.renewals, func(ctx context.Context, q querier) error {
+		rows, err := q.Query(ctx, renewSQL, names, tokens)
+		if err != nil {
+			return err
+		}
+		renewals, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r renewal, err error) {
+			return r, row.Scan(&r.name, &r.outcome)
+		})
+		return err
+	})
+	return renewals, err
+}
+
+func (s *pgStore) release(
+	ctx context.Context, name, token string, fence int64, lockWait time.Duration,
+) (outcome string, err error) {
+	_, err = s.call(ctx, s.grants, func(ctx context.Context, q querier) error {
+		return q.QueryRow(ctx, releaseSQL, name, token, fence, lockWait.Seconds()).Scan(&outcome)
+	})
+	return outcome, err
+}
+
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// notSentError marks an error that was met before the statement left this process, in pgconn.SafeToRetry's way.
+type notSentError struct{ error }
+
+func (notSentError) SafeToRetry() bool { return true }
+func (e notSentError) Unwrap() error   { return e.error }
+
+// call runs one statement as a transaction of its own, at READ COMMITTED, and returns what the server warned of.
+func (s *pgStore) call(
+	ctx context.Context, pool *pgxpool.Pool, work func(context.Context, querier) error,
+) (warned string, err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return "", notSentError{err}
+	}
+	defer conn.Release()
+	notes := conn.Conn().PgConn().CustomData()
+	delete(notes, warningCode)
+
+	if !s.explicit.Load() {
+		err = work(ctx, conn)
+		if pgerr.Code(err) != pgerr.Isolation {
+			warned, _ = notes[warningCode].(string)
+			return warned, err
+		}
+		s.explicit.Store(true)
+	}
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return "", notSentError{err}
+	}
+	if err := work(ctx, tx); err != nil {
+		// The server has undone it. A connection on which the rollback fails is closed by the pool.
+		_ = tx.Rollback(context.WithoutCancel(ctx))
+		return "", err
+	}
+	err = tx.Commit(ctx)
+	warned, _ = notes[warningCode].(string)
+	return warned, err
+}
+
+func (s *pgStore) database() string {
+	return s.grants.Config().ConnConfig.Database
+}
+
+func (s *pgStore) close() {
+	s.renewals.Close()
+	s.grants.Close()
+}
