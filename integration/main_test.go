@@ -1,0 +1,116 @@
+// Package integration tests writegate as its users meet it: through the public packages, on a real PostgreSQL.
+package integration
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/writegate/writegate/fencedb"
+	"github.com/writegate/writegate/internal/pgtest"
+	"github.com/writegate/writegate/leasedb"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// bed is a database with writegate's schema and a protected table app.orders with rows 1, 2 and 3.
+type bed struct {
+	t    *testing.T
+	cfg  *pgx.ConnConfig
+	pool *pgxpool.Pool
+	gate *fencedb.Gate
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	// Before everything that is cleaned up, so that it looks when all that has been.
+	before := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, before) })
+	cfg := pgtest.New(t)
+	pgtest.Exec(t, cfg, `
+		CREATE SCHEMA app;
+		CREATE TABLE app.orders (id int PRIMARY KEY, v text NOT NULL);
+		INSERT INTO app.orders VALUES (1, 'first'), (2, 'first'), (3, 'first');
+		SELECT fence.protect('app.orders')`)
+	b := &bed{t: t, cfg: cfg, pool: pgtest.Pool(t, cfg)}
+	b.gate = fencedb.New(b.pool, fencedb.Config{})
+	t.Cleanup(b.gate.Close)
+	return b
+}
+
+func (b *bed) exec(sql string) {
+	b.t.Helper()
+	pgtest.Exec(b.t, b.cfg, sql)
+}
+
+// table returns app.orders as the gate sees it.
+func (b *bed) table() *fencedb.Table {
+	b.t.Helper()
+	table, err := b.gate.Table(context.Background(), "app.orders")
+	require.NoError(b.t, err)
+	return table
+}
+
+// client returns a lease client that is closed when the test ends.
+func (b *bed) client(cfg leasedb.Config) *leasedb.Client {
+	b.t.Helper()
+	client, err := leasedb.New(context.Background(), b.pool, cfg)
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = client.Close(ctx) // what its leases have to say is the test's business
+	})
+	return client
+}
+
+func (b *bed) acquire(client *leasedb.Client, name string) *leasedb.Lease {
+	b.t.Helper()
+	lease, err := client.TryAcquire(context.Background(), name)
+	require.NoError(b.t, err)
+	return lease
+}
+
+// query returns the single value that sql selects.
+func query[T any](b *bed, sql string, args ...any) T {
+	b.t.Helper()
+	var v T
+	require.NoError(b.t, b.pool.QueryRow(context.Background(), sql, args...).Scan(&v))
+	return v
+}
+
+// session opens a connection of its own, closed when the test ends.
+func (b *bed) session() *pgx.Conn {
+	b.t.Helper()
+	conn, err := pgx.ConnectConfig(context.Background(), b.cfg)
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// waitUntilBlocked returns once n sessions of the database wait for a lock, which the server shows.
+func (b *bed) waitUntilBlocked(n int) {
+	b.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for time.Now().Before(deadline) {
+		if query[int](b, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) >= n {
+			return
+		}
+		time.Sleep(2 * time.Millisecond) // there is no event to wait for: another session's lock wait
+	}
+	b.t.Fatalf("no %d sessions came to wait for a lock", n)
+}
+
+// age moves a lease's whole term into the past, as if that much time had gone by.
+func (b *bed) age(name string, by time.Duration) {
+	b.t.Helper()
+	_, err := b.pool.Exec(context.Background(), `
+		UPDATE fence.lease SET granted_at = granted_at - $2::interval, renewed_at = renewed_at - $2::interval,
+		       expires_at = expires_at - $2::interval WHERE name = $1`, name, by)
+	require.NoError(b.t, err)
+}
