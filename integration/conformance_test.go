@@ -43,7 +43,7 @@ func TestConformanceTimeline(t *testing.T) {
 	// deadline is expires_at on the timeline's own clock.
 	deadline := func() int {
 		left := query[float64](b, `SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM fence.lease WHERE name = 'resource'`)
-		return now + int((time.Duration(left*float64(time.Second)) + tick/2).Truncate(tick)/tick)
+		return now + int((time.Duration(left*float64(time.Second))+tick/2).Truncate(tick)/tick)
 	}
 	newHolder := func(name string) *leasedb.Client {
 		return b.client(leasedb.Config{Holder: name, TTL: 5 * tick, ManualRenewal: true})

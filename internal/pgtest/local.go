@@ -27,8 +27,8 @@ import (
 var errNoBinaries = errors.New("no PostgreSQL server binaries found (initdb, postgres)")
 
 // supervisor starts the server, waits until its standard input closes, which happens when this process ends in
-// whatever way, and then ends the server and removes its directory. It runs as the server's user, in a process group of
-// its own, so that an interrupt from the terminal reaches it through us only.
+// whatever way, and then ends the server and removes its directory; unless it is told to keep it. It runs as the
+// server's user, in a process group of its own, so that an interrupt from the terminal reaches it through us only.
 //
 // SIGQUIT: nobody will need these data again, so the server need not write them down.
 const supervisor = `
@@ -39,7 +39,7 @@ dir=$1 postgres=$2
 	wait $!
 	: >"$dir/exited"
 } &
-cat >/dev/null
+if read -r order && [ "$order" = keep ]; then exit 0; fi
 while [ ! -s "$dir/pid" ]; do sleep 0.02; done
 kill -QUIT "$(cat "$dir/pid")" 2>/dev/null
 wait
@@ -123,7 +123,18 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 		}
 		return nil, errors.Join(fmt.Errorf("PostgreSQL did not start: %w\n%s", err, bytes.TrimSpace(log)), stop())
 	}
+	keep := func() (string, error) {
+		pid, err := os.ReadFile(filepath.Join(dir, "pid"))
+		if err != nil {
+			return "", err
+		}
+		if _, err := io.WriteString(alive, "keep\n"); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("kill -INT %s; rm -r %s", bytes.TrimSpace(pid), dir), stop()
+	}
 	return &Server{
+		keep:    keep,
 		Kind:    "local",
 		Where:   fmt.Sprintf("a throw-away server from %s in %s", bin, dir),
 		admin:   cfg,

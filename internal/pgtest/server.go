@@ -35,8 +35,10 @@ type Server struct {
 	Where string
 
 	admin   *pgx.ConnConfig // a database to create others from
+	dsn     *string         // of a borrowed server
 	tcpHost string          // where admin names a socket: the address that answers too
 	stop    func() error
+	keep    func() (string, error)
 }
 
 // Start finds or starts a server. Call [Server.Stop] when done; a process that dies without doing so leaves nothing
@@ -78,10 +80,12 @@ func Start(ctx context.Context) (*Server, error) {
 		"What was tried: %w; %w", EnvImage, EnvURL, localErr, containerErr)
 }
 
-// Config returns how to connect to the given database of this server, as a copy.
+// Config returns how to connect to the given database of this server, as a copy; "" is the one to create others from.
 func (s *Server) Config(database string) *pgx.ConnConfig {
 	cfg := s.admin.Copy()
-	cfg.Database = database
+	if database != "" {
+		cfg.Database = database
+	}
 	return cfg
 }
 
@@ -94,9 +98,28 @@ func (s *Server) TCP(database string) *pgx.ConnConfig {
 	return cfg
 }
 
-// URL returns how to connect as cfg says, in a form that psql and every driver takes. It carries the password only
-// over TCP, where one is needed; print [Server.Where] for people instead.
-func URL(cfg *pgx.ConnConfig) string {
+// URL returns how to connect to the given database, in a form that psql and every driver takes. It carries the password
+// where one is needed; show people [Server.PublicURL].
+func (s *Server) URL(database string) string {
+	if s.dsn == nil {
+		return urlOf(s.Config(database), s.admin.Password)
+	}
+	// The borrowed server's own words, for all in them that we know nothing of, with another database.
+	if u, err := url.Parse(*s.dsn); err == nil && strings.HasPrefix(u.Scheme, "postgres") {
+		query := u.Query()
+		query.Del("dbname")
+		query.Del("database")
+		u.RawQuery = query.Encode()
+		u.Path = "/" + database
+		return u.String()
+	}
+	return strings.TrimSpace(*s.dsn + " dbname=" + database)
+}
+
+// PublicURL is URL without a password.
+func (s *Server) PublicURL(database string) string { return urlOf(s.Config(database), "") }
+
+func urlOf(cfg *pgx.ConnConfig, password string) string {
 	u := url.URL{Scheme: "postgres", Path: "/" + cfg.Database, User: url.User(cfg.User)}
 	query := url.Values{"sslmode": {"disable"}}
 	if cfg.TLSConfig != nil {
@@ -107,8 +130,8 @@ func URL(cfg *pgx.ConnConfig) string {
 		query.Set("port", strconv.Itoa(int(cfg.Port)))
 	} else {
 		u.Host = net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port)))
-		if cfg.Password != "" {
-			u.User = url.UserPassword(cfg.User, cfg.Password)
+		if password != "" {
+			u.User = url.UserPassword(cfg.User, password)
 		}
 	}
 	u.RawQuery = query.Encode()
@@ -118,6 +141,15 @@ func URL(cfg *pgx.ConnConfig) string {
 // Stop ends the server and removes all that it wrote. On a server that was only borrowed (kind url) it does nothing.
 func (s *Server) Stop() error {
 	return s.stop()
+}
+
+// Keep leaves the server running after this process has ended, and returns the shell command that ends it. An error
+// that is errors.ErrUnsupported says that this kind of server cannot stay.
+func (s *Server) Keep() (howToEnd string, err error) {
+	if s.keep == nil {
+		return "", fmt.Errorf("a server of kind %s: %w", s.Kind, errors.ErrUnsupported)
+	}
+	return s.keep()
 }
 
 // Borrow uses a server that runs already.
@@ -138,6 +170,7 @@ func Borrow(ctx context.Context, dsn string) (*Server, error) {
 	}
 	return &Server{
 		Kind:  "url",
+		dsn:   &dsn,
 		Where: fmt.Sprintf("the server at %s:%d", cfg.Host, cfg.Port),
 		admin: cfg,
 		stop:  func() error { return nil },

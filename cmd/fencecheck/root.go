@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+)
+
+// app is what the commands share.
+type app struct {
+	databaseURL string
+	output      string
+}
+
+func newRoot() *cobra.Command {
+	a := &app{}
+	root := &cobra.Command{
+		Use:   "fencecheck",
+		Short: "Leases, fences and refused writes in PostgreSQL: set up, look, audit",
+		Long: `fencecheck sets up and audits writegate, the fencing-aware write gate for PostgreSQL.
+
+The database is named by --database-url, else by DATABASE_URL, else by the PG* variables that psql reads too.
+
+Exit status: 0 all is well; 1 found what it was asked to look for; 2 called wrongly; 3 could not do or check it.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().StringVar(&a.databaseURL, "database-url", "", "the database, as postgres://… or key=value")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(a.demo(), a.demoWorker(), a.migrate(), a.leases(), a.rejections(), a.version())
+	return root
+}
+
+// usageArgs marks what a command says of its arguments as the caller's error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// addOutput gives a command the flag that chooses its form of output.
+func (a *app) addOutput(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringVarP(&a.output, "output", "o", "table", "table or json")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if a.output != "table" && a.output != "json" {
+			return usageError{fmt.Errorf("--output %q: want table or json", a.output)}
+		}
+		return nil
+	}
+	return cmd
+}
+
+// print writes v as JSON, or what table writes.
+func (a *app) print(w io.Writer, v any, table func(io.Writer) error) error {
+	if a.output != "json" {
+		return table(w)
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// connConfig resolves which database is meant.
+func (a *app) connConfig() (*pgx.ConnConfig, error) {
+	dsn := a.databaseURL
+	if dsn == "" {
+		dsn = os.Getenv("DATABASE_URL")
+	}
+	cfg, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, usageError{explainParse(err)}
+	}
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = 10 * time.Second
+	}
+	if _, named := cfg.RuntimeParams["application_name"]; !named {
+		cfg.RuntimeParams["application_name"] = "fencecheck"
+	}
+	return cfg, nil
+}
+
+// explainParse leaves the connection string out of the message: where pgx cannot parse it, it cannot tell which part of
+// it is the password either.
+func explainParse(err error) error {
+	var parse *pgconn.ParseConfigError
+	if !errors.As(err, &parse) {
+		return errors.New("the connection string cannot be understood: want postgres://user@host:port/database or key=value pairs")
+	}
+	blank := *parse
+	blank.ConnString = "…"
+	return fmt.Errorf("the connection string cannot be understood (it is not shown, for it may hold a password): %s", reason(&blank))
+}
+
+// reason returns what is wrong in words that quote nothing of the string: pgx's own message does.
+func reason(parse *pgconn.ParseConfigError) string {
+	if cause := parse.Unwrap(); cause != nil {
+		var syntax interface{ Timeout() bool } // url.Error quotes the whole string
+		if !errors.As(cause, &syntax) {
+			return "a setting in it is invalid; want postgres://user@host:port/database?sslmode=… or key=value pairs"
+		}
+	}
+	return "want postgres://user@host:port/database or key=value pairs"
+}
+
+// withConn runs work on one connection.
+func (a *app) withConn(ctx context.Context, work func(*pgx.Conn) error) (err error) {
+	cfg, err := a.connConfig()
+	if err != nil {
+		return err
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return a.explainConnect(err)
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	return work(conn)
+}
+
+func (a *app) explainConnect(err error) error {
+	if a.databaseURL == "" && os.Getenv("DATABASE_URL") == "" {
+		return fmt.Errorf("%w (neither --database-url nor DATABASE_URL is set: these are the PG* variables and defaults)", err)
+	}
+	return err
+}
