@@ -21,6 +21,11 @@ It runs on a throw-away server made from installed binaries or a container, or, 
 it creates on that server and drops again. DATABASE_URL is not read, lest it name a server you did not mean.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if a.databaseURL != "" {
+				if _, err := a.connConfig(); err != nil {
+					return err
+				}
+			}
 			self, err := os.Executable()
 			if err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -79,6 +80,9 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 	if dsn == "" {
 		dsn = os.Getenv("DATABASE_URL")
 	}
+	if strings.HasPrefix(dsn, "postgres") && strings.Contains(dsn, "#") {
+		return nil, usageError{errors.New("the connection string has a #, which ends a URL: write it as %23")}
+	}
 	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return nil, usageError{explainParse(err)}
@@ -92,27 +96,21 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
-// explainParse leaves the connection string out of the message: where pgx cannot parse it, it cannot tell which part of
-// it is the password either.
+// explainParse says what is wrong without quoting the string: where it cannot be parsed, nobody can tell which part of
+// it is the password.
 func explainParse(err error) error {
+	why := "want postgres://user@host:port/database or key=value pairs"
 	var parse *pgconn.ParseConfigError
-	if !errors.As(err, &parse) {
-		return errors.New("the connection string cannot be understood: want postgres://user@host:port/database or key=value pairs")
-	}
-	blank := *parse
-	blank.ConnString = "…"
-	return fmt.Errorf("the connection string cannot be understood (it is not shown, for it may hold a password): %s", reason(&blank))
-}
-
-// reason returns what is wrong in words that quote nothing of the string: pgx's own message does.
-func reason(parse *pgconn.ParseConfigError) string {
-	if cause := parse.Unwrap(); cause != nil {
-		var syntax interface{ Timeout() bool } // url.Error quotes the whole string
-		if !errors.As(cause, &syntax) {
-			return "a setting in it is invalid; want postgres://user@host:port/database?sslmode=… or key=value pairs"
+	if errors.As(err, &parse) {
+		blank := *parse
+		blank.ConnString = ""
+		_, detail, _ := strings.Cut(blank.Error(), ": ")
+		if strings.HasPrefix(detail, "failed to parse as keyword/value") {
+			detail, _, _ = strings.Cut(detail, " (") // which quotes a word of it
 		}
+		why = detail + "; " + why
 	}
-	return "want postgres://user@host:port/database or key=value pairs"
+	return fmt.Errorf("the connection string cannot be understood (it is not shown, for it may hold a password): %s", why)
 }
 
 // withConn runs work on one connection.

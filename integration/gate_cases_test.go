@@ -1,0 +1,315 @@
+package integration
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/writegate/writegate/fencedb"
+	"github.com/writegate/writegate/internal/pgtest"
+	"github.com/writegate/writegate/leasedb"
+)
+
+var (
+	order1    = fencedb.Key{"id": 1}
+	bothRules = []fencedb.Rule{fencedb.Once, fencedb.Term}
+)
+
+// factsOf returns a grant without the handle's own knowledge of it.
+func factsOf(l *leasedb.Lease) grant { return grant{l.Name(), l.Token(), l.Holder(), l.Fence()} }
+
+// A superseded holder whose statement waits for the very transaction that supersedes it. (C01)
+func TestWriteThatWaitedForItsSuccessorIsRefused(t *testing.T) {
+	for _, rule := range bothRules {
+		for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+			for _, inTx := range []bool{false, true} {
+				t.Run(string(rule)+"/"+string(strength)+map[bool]string{false: "/pool", true: "/tx"}[inTx], func(t *testing.T) {
+					ctx := context.Background()
+					b := newBed(t)
+					table := b.table()
+					a := b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true}), "x")
+					b.age("x", time.Hour)
+
+					// B takes the lease over and writes, all in one transaction that stays open.
+					session := b.session()
+					_, err := session.Exec(ctx, `BEGIN`)
+					require.NoError(t, err)
+					var fenceB int64
+					err = session.QueryRow(ctx, `SELECT fence FROM fence.acquire('x', 'B', '30s', gen_random_uuid())`).Scan(&fenceB)
+					require.NoError(t, err)
+					_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'B', last_fence = $1 WHERE id = 1`, fenceB)
+					require.NoError(t, err)
+
+					refused := make(chan error, 1)
+					go func() {
+						write := func(table *fencedb.Table) error {
+							_, err := table.Update(ctx, factsOf(a), order1, fencedb.Set{"v": "A"},
+								fencedb.WithRule(rule), fencedb.WithStrength(strength))
+							return err
+						}
+						if !inTx {
+							refused <- write(table)
+							return
+						}
+						refused <- pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+							err := write(table.In(tx))
+							// The refusal leaves the transaction usable.
+							_, execErr := tx.Exec(ctx, `UPDATE app.orders SET v = 'unrelated' WHERE id = 3`)
+							assert.NoError(t, execErr)
+							return err
+						})
+					}()
+					b.waitUntilBlocked(1)
+					_, err = session.Exec(ctx, `COMMIT`)
+					require.NoError(t, err)
+
+					err = <-refused
+					var e *fencedb.WriteError
+					require.ErrorAs(t, err, &e)
+					require.ErrorIs(t, err, fencedb.ErrStale)
+					require.Equal(t, a.Fence(), e.Fence)
+					require.Equal(t, fenceB, e.Current)
+					require.Equal(t, "B", e.CurrentHolder)
+					require.Contains(t, err.Error(), "seen 4, sent 2")
+					require.Equal(t, "B", query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
+					// It is on record although the caller's transaction was rolled back with all that was in it.
+					require.Equal(t, "first", query[string](b, `SELECT v FROM app.orders WHERE id = 3`))
+					require.Equal(t, 1, query[int](b, `SELECT count(*) FROM fence.rejection
+						WHERE fence = $1 AND current_fence = $2 AND reason = 'stale' AND verdict = 'stale' AND holder = 'A'`, a.Fence(), fenceB))
+				})
+			}
+		}
+	}
+}
+
+// While a Live write is under way no newer grant can come into being, however late the write is: here it waits for
+// somebody's lock on the row until after its lease has expired. (C01, the other side)
+func TestNoNewGrantBeforeALiveWriteHasCommitted(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	a := b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true}), "x")
+	clientB := b.client(leasedb.Config{Holder: "B", LockWait: 50 * time.Millisecond})
+
+	session := b.session()
+	_, err := session.Exec(ctx, `BEGIN; UPDATE app.orders SET v = 'somebody' WHERE id = 1`)
+	require.NoError(t, err)
+	written := make(chan error, 1)
+	go func() {
+		_, err := table.Update(ctx, a, order1, fencedb.Set{"v": "A"}, fencedb.WithStrength(fencedb.Live))
+		written <- err
+	}()
+	b.waitUntilBlocked(1)
+	require.NoError(t, a.Renew(ctx), "the holder's own heartbeat passes by")
+	b.age("x", time.Hour)
+	_, err = clientB.TryAcquire(ctx, "x")
+	require.ErrorIs(t, err, leasedb.ErrBusy)
+	_, err = session.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	require.NoError(t, <-written)
+	require.Greater(t, b.acquire(clientB, "x").Fence(), a.Fence())
+}
+
+// The live holder's second write, and fences that were never granted. (C02)
+func TestEqualFence(t *testing.T) {
+	ctx := context.Background()
+	set := func(v string) fencedb.Set { return fencedb.Set{"v": v} }
+
+	t.Run("once: one write a grant, and a repeat is told so", func(t *testing.T) {
+		b := newBed(t)
+		table, client := b.table(), b.client(leasedb.Config{})
+		a := b.acquire(client, "x")
+		outcome, err := table.Update(ctx, a, order1, set("w1"))
+		require.NoError(t, err)
+		require.Equal(t, fencedb.Applied, outcome)
+		for range 2 { // a renewal between changes nothing
+			outcome, err = table.Update(ctx, a, order1, set("w2"))
+			require.NoError(t, err)
+			require.Equal(t, fencedb.AlreadyApplied, outcome)
+			require.NoError(t, a.Renew(ctx))
+		}
+		require.Equal(t, "w1", query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
+		require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`), "being told so is no rejection")
+		// A sealed row, one under the fence, still takes the write.
+		b.exec(`UPDATE app.orders SET last_fence = 1 WHERE id = 2`)
+		outcome, err = table.Update(ctx, a, fencedb.Key{"id": 2}, set("w1"))
+		require.NoError(t, err)
+		require.Equal(t, fencedb.Applied, outcome)
+	})
+
+	t.Run("term: any number of writes a grant", func(t *testing.T) {
+		b := newBed(t)
+		b.exec(`SELECT fence.protect('app.orders', 'term')`)
+		table := b.table()
+		a := b.acquire(b.client(leasedb.Config{}), "x")
+		for _, v := range []string{"w1", "w2", "w3"} {
+			outcome, err := table.Update(ctx, a, order1, set(v))
+			require.NoError(t, err)
+			require.Equal(t, fencedb.Applied, outcome)
+			require.Equal(t, v, query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
+			require.NoError(t, a.Renew(ctx))
+		}
+	})
+
+	for _, rule := range bothRules {
+		t.Run(string(rule)+": what was never granted is refused before any SQL", func(t *testing.T) {
+			b := newBed(t)
+			table, client := b.table(), b.client(leasedb.Config{})
+			released := b.acquire(client, "x")
+			require.NoError(t, released.Release(ctx))
+			b.exec(`CREATE FUNCTION app.no_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a statement came through'; END $$;
+				CREATE TRIGGER no_write BEFORE UPDATE ON app.orders FOR EACH STATEMENT EXECUTE FUNCTION app.no_write()`)
+			for name, lease := range map[string]fencedb.Lease{
+				"a zero lease":     &leasedb.Lease{},
+				"a nil lease":      (*leasedb.Lease)(nil),
+				"a released lease": released,
+				"fence 0":          fencedb.Static("x", 0, "me"),
+				"fence -1":         fencedb.Static("x", -1, "me"),
+			} {
+				for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+					outcome, err := table.Update(ctx, lease, order1, set("bad"), fencedb.WithRule(rule), fencedb.WithStrength(strength))
+					require.ErrorIs(t, err, fencedb.ErrLeaseLost, name)
+					require.Equal(t, fencedb.LeaseLost, outcome)
+				}
+			}
+			_, err := table.Update(ctx, nil, order1, set("bad"))
+			require.ErrorIs(t, err, fencedb.ErrLeaseLost)
+		})
+	}
+
+	t.Run("the statement itself refuses fences that were never granted", func(t *testing.T) {
+		b := newBed(t)
+		for _, fence := range []int64{0, -1} {
+			require.False(t, query[bool](b, `SELECT fence.live('x', gen_random_uuid(), $1)`, fence))
+		}
+	})
+
+	t.Run("after a loss only the new grant writes", func(t *testing.T) {
+		b := newBed(t)
+		table, client := b.table(), b.client(leasedb.Config{Holder: "A", ManualRenewal: true})
+		old := b.acquire(client, "x")
+		b.age("x", time.Hour)
+		again := b.acquire(client, "x")
+		require.Greater(t, again.Fence(), old.Fence())
+		require.Equal(t, leasedb.Lost, old.State(), "never two live handles")
+		_, err := table.Update(ctx, again, order1, set("new"))
+		require.NoError(t, err)
+		_, err = table.Update(ctx, factsOf(old), order1, set("leftover"))
+		require.ErrorIs(t, err, fencedb.ErrStale)
+		require.Equal(t, "new", query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
+	})
+}
+
+// What changed nothing is told apart, and only what was refused is on record.
+func TestOutcomesThatAreNoRejection(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	a := b.acquire(b.client(leasedb.Config{}), "x")
+
+	outcome, err := table.Update(ctx, a, fencedb.Key{"id": 99}, fencedb.Set{"v": "x"})
+	require.ErrorIs(t, err, fencedb.ErrMissing)
+	require.Equal(t, fencedb.Missing, outcome)
+
+	b.exec(`CREATE FUNCTION app.drop_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER drop_it BEFORE UPDATE ON app.orders FOR EACH ROW WHEN (OLD.id = 2) EXECUTE FUNCTION app.drop_it()`)
+	outcome, err = table.Update(ctx, a, fencedb.Key{"id": 2}, fencedb.Set{"v": "x"})
+	require.ErrorIs(t, err, fencedb.ErrSuppressed)
+	require.Equal(t, fencedb.Suppressed, outcome)
+
+	b.exec(`ALTER TABLE app.orders ADD CONSTRAINT short CHECK (length(v) < 10)`)
+	outcome, err = table.Update(ctx, a, order1, fencedb.Set{"v": "much too long for it"})
+	require.Equal(t, fencedb.Failed, outcome)
+	require.ErrorContains(t, err, "23514")
+	for _, refusal := range []error{fencedb.ErrStale, fencedb.ErrLeaseLost, fencedb.ErrUnknown, fencedb.ErrMissing} {
+		require.NotErrorIs(t, err, refusal)
+	}
+
+	// REPEATABLE READ: the row was written after the snapshot. No refusal: the database's own error.
+	tx, err := b.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, `SELECT 1 FROM app.orders`)
+	require.NoError(t, err)
+	b.exec(`UPDATE app.orders SET last_fence = 40 WHERE id = 1`)
+	outcome, err = table.In(tx).Update(ctx, a, order1, fencedb.Set{"v": "x"})
+	require.Equal(t, fencedb.Failed, outcome)
+	require.ErrorContains(t, err, "40001")
+	require.NoError(t, tx.Rollback(ctx))
+
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
+	require.Zero(t, b.gate.Unrecorded())
+}
+
+// A refusal repeated is one row with a count, and a missing audit changes nothing about refusals and good writes.
+func TestAudit(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	b.exec(`UPDATE app.orders SET last_fence = 40 WHERE id = 1`)
+	a := b.acquire(b.client(leasedb.Config{Holder: "A"}), "x")
+
+	var e *fencedb.WriteError
+	for range 3 {
+		_, err := table.Update(ctx, a, order1, fencedb.Set{"v": "x"})
+		require.ErrorAs(t, err, &e)
+		require.NoError(t, e.AuditErr)
+		// The holder is lawful, its lease is alive, and the row has seen a fence that nobody was granted.
+		require.Equal(t, "lawful", e.Verdict)
+	}
+	require.Equal(t, int64(3), query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
+	require.Equal(t, 1, query[int](b, `SELECT count(*) FROM fence.rejection`))
+
+	b.exec(`ALTER TABLE fence.rejection RENAME TO gone`)
+	_, err := table.Update(ctx, a, order1, fencedb.Set{"v": "x"})
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.ErrorAs(t, err, &e)
+	require.ErrorContains(t, e.AuditErr, "could not be recorded")
+	require.EqualValues(t, 1, b.gate.Unrecorded())
+	outcome, err := table.Update(ctx, a, fencedb.Key{"id": 2}, fencedb.Set{"v": "good"})
+	require.NoError(t, err)
+	require.Equal(t, fencedb.Applied, outcome)
+}
+
+// A refusal inside a caller's transaction that holds the pool's only connection is recorded all the same.
+func TestAuditNeedsNoConnectionOfThePool(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	small := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	gate := fencedb.New(small, fencedb.Config{})
+	t.Cleanup(gate.Close)
+	table, err := gate.Table(ctx, "app.orders")
+	require.NoError(t, err)
+	b.exec(`UPDATE app.orders SET last_fence = 40 WHERE id = 1`)
+	err = pgx.BeginFunc(ctx, small, func(tx pgx.Tx) error {
+		_, err := table.In(tx).Update(ctx, fencedb.Static("elsewhere", 2, "A"), order1, fencedb.Set{"v": "x"})
+		return err
+	})
+	var e *fencedb.WriteError
+	require.ErrorAs(t, err, &e)
+	require.NoError(t, e.AuditErr)
+	require.Equal(t, "unknown", e.Verdict, "this database knows no such lease")
+	require.Equal(t, 1, query[int](b, `SELECT count(*) FROM fence.rejection`))
+}
+
+// A lease whose end the database has told the gate refuses by itself from then on.
+func TestLeaseLearnsFromARefusedWrite(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	a := b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true}), "x")
+	b.age("x", time.Hour)
+	require.Equal(t, leasedb.Active, a.State(), "it cannot know")
+	_, err := table.Update(ctx, a, order1, fencedb.Set{"v": "x"}, fencedb.WithStrength(fencedb.Live))
+	require.ErrorIs(t, err, fencedb.ErrLeaseLost)
+	require.Equal(t, leasedb.Lost, a.State())
+	require.ErrorIs(t, context.Cause(a.Context()), leasedb.ErrLost)
+	_, err = table.Update(ctx, a, order1, fencedb.Set{"v": "x"}, fencedb.WithStrength(fencedb.Live))
+	require.ErrorIs(t, err, fencedb.ErrLeaseLost)
+	require.ErrorIs(t, err, leasedb.ErrLost)
+	require.Equal(t, int64(1), query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`), "the second was not sent")
+}
