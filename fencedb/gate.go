@@ -25,9 +25,9 @@ type Lease interface {
 	Token() string
 	// Holder is a label for people.
 	Holder() string
-	// Check returns an error if the holder itself knows that the lease is over, or will be within min. It is asked
+	// Check returns an error if the holder itself knows that the lease is over, or has less than need left. It is asked
 	// before anything is sent, and must not wait.
-	Check(min time.Duration) error
+	Check(need time.Duration) error
 }
 
 // loser is implemented by leases that want to hear that the database has found them over.

@@ -69,8 +69,8 @@ type Table struct {
 	keys     [][]string // each sorted; the primary key first
 }
 
-// describeSQL reads all about a table from the catalog in one statement; describing schema fence is left to another, as
-// naming its tables here would fail where it is missing.
+// describeSQL reads all about a table from the catalog in one statement. What schema fence knows is asked in others:
+// naming here what is not there would fail.
 const describeSQL = `
 SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
@@ -86,15 +86,13 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
                    AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a
                                     WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
                                       AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))) k), '[]')::text,
-       pg_catalog.to_regclass('fence.protected_table') IS NOT NULL
+       pg_catalog.to_regprocedure('fence.schema_version()') IS NOT NULL
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = pg_catalog.to_regclass($1)`
 
 const registeredSQL = `
-SELECT fence.schema_version(), p.fence_column::text, p.rule, p.strength
-  FROM (VALUES (1)) AS one
-  LEFT JOIN fence.protected_table p ON p.relation = $1::oid::regclass`
+SELECT p.fence_column::text, p.rule, p.strength FROM fence.protected_table p WHERE p.relation = $1::oid::regclass`
 
 const columnSQL = `
 SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
@@ -139,20 +137,30 @@ func (g *Gate) Table(ctx context.Context, name string) (*Table, error) {
 
 	registered := true
 	if t.leases {
-		var version int
-		var fenceCol, rule, strength *string
-		err := g.pool.QueryRow(ctx, registeredSQL, oid).Scan(&version, &fenceCol, &rule, &strength)
-		if err != nil {
+		if registered, err = t.readRegister(ctx, oid); err != nil {
 			return nil, fmt.Errorf("fencedb: table %s: %w", t.name, pgerr.ExplainSchema(err, g.pool.Config().ConnConfig.Database))
 		}
-		if err := pgerr.CheckSchema(version, oldestSchema); err != nil {
-			return nil, fmt.Errorf("fencedb: table %s: %w", t.name, err)
-		}
-		if registered = rule != nil; registered {
-			t.fenceCol, t.rule, t.strength = *fenceCol, Rule(*rule), Strength(*strength)
-		}
 	}
-	return t, t.validate(ctx, oid, kind, persistence, registered)
+	if err := t.validate(ctx, oid, kind, persistence, registered); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// readRegister takes over what fence.protect was told of the table; false if it never was.
+func (t *Table) readRegister(ctx context.Context, oid uint32) (bool, error) {
+	var version int
+	if err := t.db.QueryRow(ctx, `SELECT fence.schema_version()`).Scan(&version); err != nil {
+		return false, err
+	}
+	if err := pgerr.CheckSchema(version, oldestSchema); err != nil {
+		return false, err
+	}
+	err := t.db.QueryRow(ctx, registeredSQL, oid).Scan(&t.fenceCol, &t.rule, &t.strength)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (t *Table) validate(ctx context.Context, oid uint32, kind, persistence string, registered bool) error {

@@ -247,7 +247,9 @@ func TestRowLockedByAnIdleTransaction(t *testing.T) {
 
 	_, err = c.Exec(ctx, `ROLLBACK`)
 	require.NoError(t, err)
-	b.acquire(client, "x")
+	// The last attempt may have been granted after nobody waited for it, and is being given back.
+	_, err = client.Acquire(ctx, "x")
+	require.NoError(t, err)
 
 	// The bound is the transaction's alone.
 	_, err = c.Exec(ctx, `SELECT fence.acquire('y', 'A', '2s', gen_random_uuid(), '50ms')`)
@@ -256,6 +258,47 @@ func TestRowLockedByAnIdleTransaction(t *testing.T) {
 	require.NoError(t, c.QueryRow(ctx, `SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')`).Scan(&timeout, &synchronous))
 	require.Equal(t, "0", timeout)
 	require.Equal(t, "on", synchronous)
+}
+
+// An acquire that nobody waits for any more leaves nothing held: neither when its statement still waits for the row on
+// the server, nor when it gets there after all that was left to do about it has been done.
+func TestAbandonedAcquireLeavesNothingHeld(t *testing.T) {
+	ctx := context.Background()
+	for _, first := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the name's first=%v", first), func(t *testing.T) {
+			b := newBed(t)
+			client := b.client(leasedb.Config{LockWait: 30 * time.Second, TTL: time.Minute})
+			c := b.session()
+			if first {
+				_, err := c.Exec(ctx, `BEGIN; INSERT INTO fence.lease (name) VALUES ('x')`)
+				require.NoError(t, err)
+			} else {
+				require.NoError(t, b.acquire(client, "x").Release(ctx))
+				_, err := c.Exec(ctx, `BEGIN; SELECT 1 FROM fence.lease WHERE name = 'x' FOR UPDATE`)
+				require.NoError(t, err)
+			}
+			waiting, cancel := context.WithCancel(ctx)
+			done := make(chan error, 1)
+			go func() {
+				_, err := client.TryAcquire(waiting, "x")
+				done <- err
+			}()
+			b.waitUntilBlocked(1)
+			cancel()
+			require.ErrorIs(t, <-done, leasedb.ErrUnknown)
+			_, err := c.Exec(ctx, `COMMIT`)
+			require.NoError(t, err)
+			require.NoError(t, client.Close(ctx)) // waits for that
+			require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.lease WHERE released_at IS NULL AND expires_at > clock_timestamp()`))
+		})
+	}
+
+	b := newBed(t)
+	const token = "11111111-1111-4111-8111-111111111111"
+	require.Equal(t, "not_held", query[string](b, `SELECT fence.release('x', $1::text::uuid, revoke => true)`, token))
+	_, err := b.pool.Exec(ctx, `SELECT fence.acquire('x', 'A', '1s', $1::text::uuid)`, token)
+	require.ErrorContains(t, err, "given up")
+	b.acquire(b.client(leasedb.Config{}), "x")
 }
 
 // A grant inside a savepoint that is rolled back never was. (C22 c)

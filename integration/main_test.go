@@ -59,6 +59,9 @@ func (b *bed) table() *fencedb.Table {
 // client returns a lease client that is closed when the test ends.
 func (b *bed) client(cfg leasedb.Config) *leasedb.Client {
 	b.t.Helper()
+	if cfg.TTL == 0 {
+		cfg.TTL = 30 * time.Second
+	}
 	client, err := leasedb.New(context.Background(), b.pool, cfg)
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() {

@@ -18,13 +18,13 @@ import (
 	"github.com/writegate/writegate/internal/pgerr"
 )
 
-// Config says how a client holds its leases. The zero value is ready to use.
+// Config says how a client holds its leases. TTL has to be chosen; all else may be left zero.
 type Config struct {
 	// Holder is a label for people: it is shown to whoever finds the lease held, and in the audit. It proves nothing,
 	// and two clients may share one. Default: host/process id/program.
 	Holder string
 	// TTL is how long a grant lasts without renewal, by the database's clock; for that long a crashed holder blocks
-	// the others. Default 30 s; from 100 ms to 7 days.
+	// the others. It has no default: 30 s suits many, and a short one is lost to a short outage. From 100 ms to 7 days.
 	TTL time.Duration
 	// RenewEvery is the time between renewals. Default TTL/3, so that one that is lost leaves room for another.
 	// At most TTL/2.
@@ -39,7 +39,7 @@ type Config struct {
 	// present grant expires. Default 1 s; at least 10 ms.
 	PollEvery time.Duration
 	// LockWait bounds the wait for the lease's row when another session has locked it. Default a third of the TTL, at
-	// most 1 s; at least 1 ms.
+	// most 1 s; from 1 ms to 1 h.
 	LockWait time.Duration
 	// Conns is how many connections acquires and releases may use; renewals have two more to themselves. Default 4.
 	Conns int32
@@ -62,7 +62,6 @@ func (c Config) withDefaults() Config {
 		}
 		c.Holder = fmt.Sprintf("%s/%d/%s", host, os.Getpid(), filepath.Base(os.Args[0]))
 	}
-	orDefault(&c.TTL, 30*time.Second)
 	orDefault(&c.RenewEvery, c.TTL/3)
 	orDefault(&c.Margin, c.TTL/10)
 	orDefault(&c.PollEvery, time.Second)
@@ -102,8 +101,8 @@ func (c Config) validate() error {
 	}
 	wrong(c.TTL < minTTL || c.TTL > maxTTL, "TTL %v: want %v to %v", c.TTL, minTTL, maxTTL)
 	wrong(c.RenewEvery < 0, "RenewEvery %v: want more than 0", c.RenewEvery)
-	wrong(c.Margin < 0, "Margin %v: want 0 or more", c.Margin)
-	if len(errs) == 0 {
+	wrong(c.Margin < 0, "Margin %v: want more than 0", c.Margin)
+	if len(errs) == 0 { // else these would only repeat it
 		wrong(c.RenewEvery > c.TTL/2, "RenewEvery %v: want at most half the TTL of %v, or one lost renewal loses the lease",
 			c.RenewEvery, c.TTL)
 		wrong(c.RenewEvery+c.Margin > c.TTL*3/4, "RenewEvery %v and Margin %v: together they must leave a quarter of the TTL of %v "+
@@ -111,7 +110,7 @@ func (c Config) validate() error {
 	}
 	wrong(c.MaxHold < 0, "MaxHold %v: want 0 (no limit) or more", c.MaxHold)
 	wrong(c.PollEvery < 10*time.Millisecond, "PollEvery %v: want at least 10ms", c.PollEvery)
-	wrong(c.LockWait < time.Millisecond, "LockWait %v: want at least 1ms", c.LockWait)
+	wrong(c.LockWait < time.Millisecond || c.LockWait > time.Hour, "LockWait %v: want 1ms to 1h", c.LockWait)
 	wrong(c.Conns < 1, "Conns %d: want at least 1", c.Conns)
 	wrong(!utf8.ValidString(c.Holder) || len(c.Holder) > 1024, "Holder: want valid UTF-8 of at most 1024 bytes, got %d bytes", len(c.Holder))
 	for _, r := range c.Holder {
@@ -390,7 +389,7 @@ func (c *Client) begin() bool {
 // giveBack releases, in the background, a grant that may exist and that nobody will use.
 func (c *Client) giveBack(ctx context.Context, req acquireRequest) {
 	c.work.Go(func() { // the caller is counted itself, so the count is above zero
-		if _, err := c.sendRelease(context.WithoutCancel(ctx), req.name, req.token, 0); err != nil {
+		if _, err := c.sendRelease(context.WithoutCancel(ctx), releaseRequest{name: req.name, token: req.token, revoke: true}); err != nil {
 			c.cfg.Logger.WarnContext(ctx, "writegate: a grant that nobody uses could not be given back; it expires by itself",
 				"lease", req.name, "within", c.cfg.TTL, "error", err)
 		}
@@ -399,11 +398,12 @@ func (c *Client) giveBack(ctx context.Context, req acquireRequest) {
 
 // sendRelease tells the database that a grant is over, and asks again while the answer is lost. After a TTL there is
 // nothing left to give back.
-func (c *Client) sendRelease(ctx context.Context, name, token string, fence int64) (string, error) {
+func (c *Client) sendRelease(ctx context.Context, req releaseRequest) (string, error) {
+	req.lockWait = c.cfg.LockWait
 	ctx, cancel := context.WithTimeout(ctx, min(c.cfg.TTL, 10*time.Second))
 	defer cancel()
 	for pause := 10 * time.Millisecond; ; pause = min(pause*2, time.Second) {
-		outcome, err := c.store.release(ctx, name, token, fence, c.cfg.LockWait)
+		outcome, err := c.store.release(ctx, req)
 		if err == nil || pgerr.Refused(err) || ctx.Err() != nil || sleep(ctx, pause) != nil {
 			return outcome, err
 		}

@@ -136,15 +136,15 @@ func (l *Lease) errLocked() error {
 	return ErrReleased
 }
 
-// Check returns nil if the lease is Active and has at least min left by this process's careful reckoning. Ask it before
-// the last step that cannot be cancelled; min is how long that step takes at worst. Otherwise the error is an
+// Check returns nil if the lease is Active and has at least need left by this process's careful reckoning. Ask it before
+// the last step that cannot be cancelled; need is how long that step takes at worst. Otherwise the error is an
 // [ErrLittleTime], a [LostError] or [ErrReleased].
-func (l *Lease) Check(min time.Duration) error {
+func (l *Lease) Check(need time.Duration) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
-	if left := l.Remaining(); left < min {
-		return fmt.Errorf("lease %q (fence %d): %w: %v of the %v asked for", l.name, l.fence, ErrLittleTime, left.Round(time.Millisecond), min)
+	if left := l.Remaining(); left < need {
+		return fmt.Errorf("lease %q (fence %d): %w: %v of the %v asked for", l.name, l.fence, ErrLittleTime, left.Round(time.Millisecond), need)
 	}
 	return nil
 }
@@ -336,7 +336,7 @@ func (l *Lease) doRelease(ctx context.Context) error {
 
 	// Until this is answered the name stays ours, and others of this process wait for that.
 	defer l.client.forget(l)
-	outcome, err := l.client.sendRelease(context.WithoutCancel(ctx), l.name, l.token, l.fence)
+	outcome, err := l.client.sendRelease(context.WithoutCancel(ctx), releaseRequest{name: l.name, token: l.token, fence: l.fence})
 	if lost != nil {
 		return lost
 	}

@@ -19,7 +19,7 @@ import (
 type store interface {
 	acquire(ctx context.Context, req acquireRequest) (acquireAnswer, error)
 	renew(ctx context.Context, names, tokens []string) ([]renewal, error)
-	release(ctx context.Context, name, token string, fence int64, lockWait time.Duration) (string, error)
+	release(ctx context.Context, req releaseRequest) (string, error)
 	database() string
 	close()
 }
@@ -38,6 +38,13 @@ type acquireAnswer struct {
 	nextInLine bool
 }
 
+type releaseRequest struct {
+	name, token string
+	fence       int64 // 0: not known
+	lockWait    time.Duration
+	revoke      bool // the acquire was not answered, and may yet be carried out
+}
+
 type renewal struct {
 	name, outcome string
 }
@@ -46,7 +53,7 @@ const (
 	acquireSQL = `SELECT granted, fence, (extract(epoch FROM remaining) * 1000000)::bigint, held_by, next_in_line
 		FROM fence.acquire($1, $2, make_interval(secs => $3), $4::text::uuid, make_interval(secs => $5), $6)`
 	renewSQL   = `SELECT name, outcome FROM fence.renew($1::text[], $2::text[]::uuid[])`
-	releaseSQL = `SELECT fence.release($1, $2::text::uuid, $3, make_interval(secs => $4))`
+	releaseSQL = `SELECT fence.release($1, $2::text::uuid, nullif($3::bigint, 0), make_interval(secs => $4), $5)`
 	versionSQL = `SELECT fence.schema_version()`
 )
 
@@ -139,11 +146,9 @@ func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals [
 	return renewals, err
 }
 
-func (s *pgStore) release(
-	ctx context.Context, name, token string, fence int64, lockWait time.Duration,
-) (outcome string, err error) {
+func (s *pgStore) release(ctx context.Context, req releaseRequest) (outcome string, err error) {
 	_, err = s.call(ctx, s.grants, func(ctx context.Context, q querier) error {
-		return q.QueryRow(ctx, releaseSQL, name, token, fence, lockWait.Seconds()).Scan(&outcome)
+		return q.QueryRow(ctx, releaseSQL, req.name, req.token, req.fence, req.lockWait.Seconds(), req.revoke).Scan(&outcome)
 	})
 	return outcome, err
 }

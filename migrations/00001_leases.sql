@@ -26,12 +26,14 @@ CREATE TABLE fence.lease (
     expires_at  timestamptz NOT NULL DEFAULT '-infinity',
     released_at timestamptz,
     wanted_by   text,
+    revoked     uuid[]      NOT NULL DEFAULT '{}',
     CONSTRAINT lease_name_is_printable CHECK (octet_length(name) BETWEEN 1 AND 255 AND name !~ '[\u0001-\u001f\u007f-\u009f]'),
     CONSTRAINT lease_fence_not_negative CHECK (fence >= 0)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500,
         autovacuum_vacuum_cost_delay = 0);
 COMMENT ON TABLE fence.lease IS 'one row a lease: its newest grant, held while released_at is null and expires_at is ahead';
 COMMENT ON COLUMN fence.lease.token IS 'proves "this grant is mine" to renew and release; orders nothing';
+COMMENT ON COLUMN fence.lease.revoked IS 'tokens under which nothing is to be granted any more, the newest first';
 COMMENT ON COLUMN fence.lease.wanted_by IS 'a client that waits for this term to end; release notifies only if set';
 
 CREATE TABLE fence.term (
@@ -131,7 +133,7 @@ BEGIN
     END IF;
 
     LOOP
-        SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals INTO r
+        SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
           FROM fence.lease l WHERE l.name = acquire.name FOR UPDATE;
         EXIT WHEN FOUND;
         -- FOR UPDATE locks nothing where there is no row, so the first acquirers of a name meet here.
@@ -146,8 +148,9 @@ BEGIN
         fence := r.fence; held_by := r.holder; expires_at := r.expires_at; remaining := r.expires_at - v_now;
         RETURN;
     END IF;
-    IF r.token = acquire.token THEN
-        RAISE EXCEPTION 'the grant of this token has ended: a token serves one grant only' USING ERRCODE = '22023';
+    IF r.token = acquire.token OR acquire.token = ANY (r.revoked) THEN
+        RAISE EXCEPTION 'the grant of this token has ended, or was given up: a token serves one grant only'
+            USING ERRCODE = '22023';
     END IF;
 
     fence := nextval('fence.fence_seq');
@@ -236,9 +239,12 @@ END $$;
 --   not_held  it is somebody else's, or was never granted; nothing was changed
 -- Only the token counts. With fence given, a grant that has been followed by another is still told how it ended.
 -- Writes in flight under this grant do not hold a release up; they hold up the next grant.
+--
+-- revoke is for a caller whose acquire was never answered: should that statement still be on its way, or wait for the
+-- row's lock, then nothing is granted under its token when it gets there.
 -- +goose StatementBegin
 CREATE FUNCTION fence.release(
-    name text, token uuid, fence bigint DEFAULT NULL, lock_wait interval DEFAULT '1 second'
+    name text, token uuid, fence bigint DEFAULT NULL, lock_wait interval DEFAULT '1 second', revoke boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -253,11 +259,20 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true);
 
-    SELECT l.fence, l.renewals, l.expires_at, l.released_at, l.wanted_by INTO r
-      FROM fence.lease l WHERE l.name = release.name AND l.token = release.token FOR NO KEY UPDATE;
+    IF release.revoke THEN -- whose mark needs a row to be in
+        INSERT INTO fence.lease (name) VALUES (release.name) ON CONFLICT DO NOTHING;
+    END IF;
+    SELECT l.fence, l.token, l.renewals, l.expires_at, l.released_at, l.wanted_by INTO r
+      FROM fence.lease l
+     WHERE l.name = release.name AND (l.token = release.token OR release.revoke)
+       FOR NO KEY UPDATE;
     v_now := clock_timestamp();
 
-    IF NOT FOUND THEN
+    IF NOT FOUND OR r.token IS DISTINCT FROM release.token THEN
+        IF release.revoke THEN
+            -- Some are enough: a statement can be late by a connection's life, not by that of many.
+            UPDATE fence.lease l SET revoked = (release.token || l.revoked)[1:16] WHERE l.name = release.name;
+        END IF;
         PERFORM 1 FROM fence.term t
           WHERE t.fence = release.fence AND t.name = release.name AND t.end_reason = 'released';
         RETURN CASE WHEN FOUND THEN 'released' ELSE 'not_held' END;
@@ -294,12 +309,12 @@ COMMENT ON FUNCTION fence.schema_version() IS 'the newest writegate migration ap
 REVOKE ALL ON FUNCTION
     fence.acquire(text, text, interval, uuid, interval, text),
     fence.renew(text[], uuid[]),
-    fence.release(text, uuid, bigint, interval)
+    fence.release(text, uuid, bigint, interval, boolean)
 FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION fence.schema_version();
-DROP FUNCTION fence.release(text, uuid, bigint, interval);
+DROP FUNCTION fence.release(text, uuid, bigint, interval, boolean);
 DROP FUNCTION fence.renew(text[], uuid[]);
 DROP FUNCTION fence.acquire(text, text, interval, uuid, interval, text);
 DROP TABLE fence.term;

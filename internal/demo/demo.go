@@ -4,6 +4,7 @@ package demo
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -12,10 +13,9 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
-
-	"crypto/rand"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -325,19 +325,18 @@ type process struct {
 	in     io.WriteCloser
 	events chan event
 	stderr *strings.Builder
-	ended  chan error
-	paused bool
+	ended  chan error // holds the exit once, for wait
 }
 
 func startProcess(ctx context.Context, worker []string, databaseURL, holder string, pause bool) (*process, error) {
-	args := append(worker[1:len(worker):len(worker)], "--holder", holder)
+	args := slices.Concat(worker[1:], []string{"--holder", holder})
 	if pause {
 		args = append(args, "--pause")
 	}
 	cmd := exec.CommandContext(ctx, worker[0], args...)
 	// In the environment, which only its owner can read; arguments are for everybody.
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+databaseURL)
-	p := &process{holder: holder, cmd: cmd, events: make(chan event, 16), stderr: &strings.Builder{}, ended: make(chan error, 1), paused: pause}
+	p := &process{holder: holder, cmd: cmd, events: make(chan event, 16), stderr: &strings.Builder{}, ended: make(chan error, 1)}
 	cmd.Stderr = p.stderr
 	cmd.SysProcAttr = dieWithUs()
 	var err error
@@ -359,8 +358,8 @@ func startProcess(ctx context.Context, worker []string, databaseURL, holder stri
 				p.events <- e
 			}
 		}
-		close(p.events)
 		p.ended <- cmd.Wait()
+		close(p.events)
 	}()
 	return p, nil
 }
@@ -391,9 +390,7 @@ func (p *process) await(kind string) (event, error) {
 func (p *process) wait() error {
 	for range p.events { //nolint:revive // what else it says is not part of the story
 	}
-	err := <-p.ended
-	p.ended <- nil // for kill
-	if err != nil {
+	if err := <-p.ended; err != nil {
 		return fmt.Errorf("%s: %w: %s", p.holder, err, strings.TrimSpace(p.stderr.String()))
 	}
 	return nil
@@ -402,7 +399,6 @@ func (p *process) wait() error {
 // kill makes sure that the process is gone.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
-	for range p.events { //nolint:revive // lets the reader end
+	for range p.events { //nolint:revive // closed once the process has been waited for
 	}
-	<-p.ended
 }

@@ -2,6 +2,7 @@ package pgtest
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -12,8 +13,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"crypto/rand"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -80,6 +79,25 @@ func NewEmpty(t testing.TB) *pgx.ConnConfig {
 	t.Helper()
 	return create(t, false)
 }
+
+// Example returns a pool on a fresh migrated database in which setup has been run, for Example functions, which have no
+// testing.TB. It panics where a test would fail. The package's TestMain must call [Main], which removes the database.
+func Example(setup string) *pgxpool.Pool {
+	t := &exampleTB{}
+	cfg := create(t, true)
+	if setup != "" {
+		Exec(t, cfg, setup)
+	}
+	return Pool(t, cfg)
+}
+
+// exampleTB is the little of testing.TB that is needed here; all else would be a nil dereference.
+type exampleTB struct{ testing.TB }
+
+func (*exampleTB) Helper()                           {}
+func (*exampleTB) Cleanup(func())                    {}
+func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
+func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 
 // Pool returns a pool on the database, closed when the test ends. Each configure may change its configuration.
 func Pool(t testing.TB, cfg *pgx.ConnConfig, configure ...func(*pgxpool.Config)) *pgxpool.Pool {

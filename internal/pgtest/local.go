@@ -131,7 +131,8 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 		if _, err := io.WriteString(alive, "keep\n"); err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("kill -INT %s; rm -r %s", bytes.TrimSpace(pid), dir), stop()
+		return fmt.Sprintf("kill -QUIT %[1]s; while kill -0 %[1]s; do sleep 0.1; done 2>/dev/null; rm -r %[2]s",
+			bytes.TrimSpace(pid), dir), stop()
 	}
 	return &Server{
 		keep:    keep,
@@ -190,8 +191,8 @@ func waitReady(ctx context.Context, cfg *pgx.ConnConfig, exited string) error {
 func findBinaries(ctx context.Context) (string, error) {
 	var dirs []string
 	if path, err := exec.LookPath("initdb"); err == nil {
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			dirs = append(dirs, filepath.Dir(real))
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			dirs = append(dirs, filepath.Dir(target))
 		}
 		dirs = append(dirs, filepath.Dir(path))
 	}

@@ -1,0 +1,117 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/writegate/writegate/internal/pgtest"
+)
+
+// block is one fenced block of a Markdown file, with the list's indentation taken away.
+type block struct{ language, text string }
+
+var blockPattern = regexp.MustCompile("(?ms)^( *)```(\\w+)\n(.*?)^ *```$")
+
+func blocks(t *testing.T, file string) []block {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var found []block
+	for _, m := range blockPattern.FindAllStringSubmatch(string(text), -1) {
+		var lines []string
+		for _, line := range strings.Split(strings.TrimSuffix(m[3], "\n"), "\n") {
+			lines = append(lines, strings.TrimPrefix(line, m[1]))
+		}
+		found = append(found, block{m[2], strings.Join(lines, "\n")})
+	}
+	require.NotEmpty(t, found)
+	return found
+}
+
+// readmeGrants returns the grants that the README asks for, on a role that is made first.
+func readmeGrants(t *testing.T) string {
+	for _, b := range blocks(t, "../README.md") {
+		if b.language == "sql" && strings.Contains(b.text, "GRANT EXECUTE") {
+			return "CREATE ROLE app_role; " + strings.TrimSuffix(b.text, ";")
+		}
+	}
+	t.Fatal("the README has no grants")
+	return ""
+}
+
+// Everything in the README that can be run is run, in its order, on one database that has the table it speaks of.
+func TestREADME(t *testing.T) {
+	b := newBed(t)
+	b.exec(`DROP TABLE app.orders; DROP SCHEMA fence CASCADE;
+		CREATE TABLE app.jobs (id bigint PRIMARY KEY, status text NOT NULL, result text)`)
+	examples := exampleFunctions(t)
+	ci, err := os.ReadFile("../.ci/run")
+	require.NoError(t, err)
+	role := "wg_" + b.cfg.Database
+
+	ran := map[string]int{}
+	for _, block := range blocks(t, "../README.md") {
+		switch block.language {
+		case "sh":
+			for _, line := range strings.Split(block.text, "\n") {
+				if line == "go test ./..." { // that is what runs this
+					require.Contains(t, string(ci), "go test -race ./...")
+					continue
+				}
+				cmd := exec.Command("/bin/sh", "-c", line)
+				cmd.Dir = ".."
+				cmd.Env = append(os.Environ(), "DATABASE_URL="+pgtest.Shared(t).URL(b.cfg.Database))
+				out, err := cmd.CombinedOutput()
+				require.NoError(t, err, "%s\n%s", line, out)
+				ran["sh"]++
+			}
+		case "sql":
+			sql := strings.ReplaceAll(block.text, "app_role", role)
+			if sql != block.text {
+				b.exec(`CREATE ROLE ` + role)
+				defer b.exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role)
+			}
+			b.exec(sql)
+			ran["sql"]++
+		case "go":
+			require.Contains(t, examples, unindent(block.text), "no Example function that is run has this in it")
+			ran["go"]++
+		case "mermaid":
+		default:
+			t.Errorf("a block in %s: teach this test what to do with it", block.language)
+		}
+	}
+	require.GreaterOrEqual(t, ran["sh"], 7)
+	require.GreaterOrEqual(t, ran["sql"], 5)
+	require.GreaterOrEqual(t, ran["go"], 2)
+	require.Equal(t, "none", query[string](b, `SELECT coalesce(to_regnamespace('fence')::text, 'none')`), "its last command removes the schema")
+}
+
+// exampleFunctions returns all example files, without indentation, which go test compiles and runs.
+func exampleFunctions(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("../*/example_test.go")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	var all strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		all.WriteString(unindent(string(text)))
+	}
+	return all.String()
+}
+
+func unindent(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimLeft(line, "\t ")
+	}
+	return strings.Join(lines, "\n")
+}
