@@ -3,6 +3,7 @@ package integration
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -16,7 +17,10 @@ import (
 	"github.com/writegate/writegate/leasedb"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // refusals and losses are what these tests are about
+	pgtest.Main(m)
+}
 
 // bed is a database with writegate's schema and a protected table app.orders with rows 1, 2 and 3.
 type bed struct {
