@@ -64,7 +64,7 @@ func TestWriteThatWaitedForItsSuccessorIsRefused(t *testing.T) {
 							return err
 						})
 					}()
-					b.waitUntilBlocked(1)
+					b.waitUntilBlocked()
 					_, err = session.Exec(ctx, `COMMIT`)
 					require.NoError(t, err)
 
@@ -104,7 +104,7 @@ func TestNoNewGrantBeforeALiveWriteHasCommitted(t *testing.T) {
 		_, err := table.Update(ctx, a, order1, fencedb.Set{"v": "A"}, fencedb.WithStrength(fencedb.Live))
 		written <- err
 	}()
-	b.waitUntilBlocked(1)
+	b.waitUntilBlocked()
 	require.NoError(t, a.Renew(ctx), "the holder's own heartbeat passes by")
 	b.age("x", time.Hour)
 	_, err = clientB.TryAcquire(ctx, "x")

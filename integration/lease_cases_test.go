@@ -41,7 +41,7 @@ func TestExpiryIsReckonedAfterTheLock(t *testing.T) {
 					var fence int64
 					done <- a.QueryRow(ctx, acquire).Scan(&fence)
 				}()
-				b.waitUntilBlocked(1)
+				b.waitUntilBlocked()
 				unlocked := clockThenCommit(t, c)
 				require.NoError(t, <-done)
 				if old {
@@ -283,7 +283,7 @@ func TestAbandonedAcquireLeavesNothingHeld(t *testing.T) {
 				_, err := client.TryAcquire(waiting, "x")
 				done <- err
 			}()
-			b.waitUntilBlocked(1)
+			b.waitUntilBlocked()
 			cancel()
 			require.ErrorIs(t, <-done, leasedb.ErrUnknown)
 			_, err := c.Exec(ctx, `COMMIT`)

@@ -107,7 +107,7 @@ func TestMigrateDownRefusesWhileFencesAreHeld(t *testing.T) {
 	require.True(t, found)
 	conn, err := pgx.ConnectConfig(context.Background(), cfg)
 	require.NoError(t, err)
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	_, err = conn.PgConn().Exec(context.Background(), down).ReadAll()
 	require.ErrorContains(t, err, "WG004")
 
@@ -283,7 +283,7 @@ func TestReadingNeedsSelectAlone(t *testing.T) {
 	reads := func() (int, error) {
 		conn, err := pgx.ConnectConfig(context.Background(), as)
 		require.NoError(t, err)
-		defer conn.Close(context.Background())
+		defer func() { _ = conn.Close(context.Background()) }()
 		found, _, err := audit.Rejections(context.Background(), conn, audit.Filter{})
 		return len(found), err
 	}
@@ -376,7 +376,7 @@ func value[T any](t *testing.T, cfg *pgx.ConnConfig, sql string) (v T) {
 	ctx := context.Background()
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	require.NoError(t, err)
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	require.NoError(t, conn.QueryRow(ctx, sql).Scan(&v))
 	return v
 }
