@@ -2,10 +2,7 @@
 
 package demo
 
-import (
-	"errors"
-	"syscall"
-)
+import "errors"
 
 var errNoSignals = errors.New("the demo stops a process and resumes it, which needs a Unix")
 
