@@ -47,6 +47,12 @@ type Config struct {
 	ManualRenewal bool
 	// OnLost, if set, is called once for each lease that is lost, on a goroutine of its own; Close waits for it.
 	OnLost func(*Lease, error)
+	// PollOnly does without the one connection that listens for releases, for a database behind a pooler that pools
+	// transactions or statements, where no notification arrives. A waiter then looks every PollEvery.
+	PollOnly bool
+	// Observe, if set, is told what happens, on the goroutine on which it does: it must be quick, and safe for
+	// concurrent use. Package fenceotel makes one that feeds OpenTelemetry metrics.
+	Observe func(Event)
 	// Logger receives losses and failed renewals as warnings. Default slog.Default().
 	Logger *slog.Logger
 	// Clock, if set, is read in place of this machine's clocks, for tests.
@@ -166,6 +172,8 @@ type Client struct {
 	lines   map[string]*line  // who waits in this process, by name
 	highest int64             // the newest fence seen
 	keeper  *keeper
+	// listening is set once the listener has been started.
+	listening bool
 }
 
 // New returns a client that uses the same database as pool, on a few connections of its own made from pool's
@@ -177,7 +185,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		return nil, err
 	}
 	// The pools outlive ctx, which bounds the question below alone.
-	s, err := openStore(context.WithoutCancel(ctx), pool.Config(), cfg.Conns)
+	s, err := openStore(context.WithoutCancel(ctx), pool.Config(), cfg.Conns, cfg.Logger)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +219,9 @@ func (c *Client) TryAcquire(ctx context.Context, name string) (*Lease, error) {
 	if err := validateName(name); err != nil {
 		return nil, err
 	}
+	began := c.clock()
 	lease, _, err := c.attempt(ctx, name, "")
+	c.observe(AcquireEvent{Name: name, Waited: c.clock().since(began), Attempts: 1, Fence: lease.Fence(), Err: err})
 	return lease, err
 }
 
@@ -317,6 +327,7 @@ func (c *Client) Do(ctx context.Context, name string, work func(context.Context,
 	unhook := context.AfterFunc(lease.Context(), func() { cancel(context.Cause(lease.Context())) })
 	defer func() {
 		lost := lease.Err()
+		lease.workReturned()
 		unhook()
 		cancel(nil)
 		released := lease.Release(ctx)
@@ -413,6 +424,7 @@ func (c *Client) sendRelease(ctx context.Context, req releaseRequest) (string, e
 // lost is called once for each lease that becomes Lost.
 func (c *Client) lost(l *Lease, err error) {
 	c.cfg.Logger.Warn("writegate: lease lost", "lease", l.name, "fence", l.fence, "holder", c.cfg.Holder, "error", err)
+	c.observe(LossEvent{Name: l.name, Fence: l.fence, Held: c.clock().since(l.granted), Cause: l.cause})
 	if c.cfg.OnLost == nil {
 		return
 	}

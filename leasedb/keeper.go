@@ -2,6 +2,7 @@ package leasedb
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -88,34 +89,64 @@ func (k *keeper) beat(c *Client) {
 		return
 	}
 
+	ctx, cancel := context.WithTimeout(c.stopping, left)
+	_, err := c.renew(ctx, leases)
+	cancel()
+	if err == nil {
+		return
+	}
+	// Nothing is lost by an error, of whatever kind: it says nothing about whose the leases are. They are lost at their
+	// deadlines if no try before these succeeds.
+	retry := c.clock().Time.Add(jitter(c.cfg.retryPause()))
+	for _, l := range leases {
+		l.mu.Lock()
+		l.renewDue = retry
+		l.mu.Unlock()
+	}
+	if c.stopping.Err() == nil {
+		c.cfg.Logger.Warn("writegate: renewal failed, trying again until the leases' deadlines",
+			"leases", len(leases), "took", c.clock().since(sent), "error", err)
+	}
+}
+
+// renew asks for all of these leases at once, and has each take in its own answer, which it returns by name.
+func (c *Client) renew(ctx context.Context, leases []*Lease) (map[string]string, error) {
 	slices.SortFunc(leases, func(a, b *Lease) int { return strings.Compare(a.name, b.name) })
 	names, tokens := make([]string, len(leases)), make([]string, len(leases))
+	sent := c.clock()
+	e := RenewEvent{Leases: len(leases), Left: c.cfg.TTL}
 	for i, l := range leases {
 		names[i], tokens[i] = l.name, l.token
+		l.mu.Lock()
+		e.Left = min(e.Left, l.remainingLocked(sent))
+		l.mu.Unlock()
 	}
-	ctx, cancel := context.WithTimeout(c.stopping, left)
 	answers, err := c.store.renew(ctx, names, tokens)
-	cancel()
+	if err == nil && len(answers) != len(leases) {
+		err = fmt.Errorf("fence.renew answered for %d leases of %d", len(answers), len(leases))
+	}
+	e.Took, e.Err = c.clock().since(sent), err
 	if err != nil {
-		// Nothing is lost by an error, of whatever kind: it says nothing about whose the leases are. They are lost at
-		// their deadlines if no try before these succeeds.
-		retry := c.clock().Time.Add(jitter(c.cfg.retryPause()))
-		for _, l := range leases {
-			l.mu.Lock()
-			l.renewDue = retry
-			l.mu.Unlock()
-		}
-		if c.stopping.Err() == nil {
-			c.cfg.Logger.Warn("writegate: renewal failed, trying again until the leases' deadlines",
-				"leases", len(leases), "took", c.clock().since(sent), "error", err)
-		}
-		return
+		c.observe(e)
+		return nil, err
 	}
 	outcomes := make(map[string]string, len(answers))
 	for _, a := range answers {
 		outcomes[a.name] = a.outcome
 	}
 	for _, l := range leases {
+		switch outcome := outcomes[l.name]; outcome {
+		case outcomeRenewed:
+			e.Renewed++
+		case outcomeLocked:
+			e.Locked++
+		case outcomeLost:
+			e.Lost++
+		default:
+			return nil, fmt.Errorf("fence.renew answered %q for lease %q", outcome, l.name)
+		}
 		l.settle(sent, outcomes[l.name])
 	}
+	c.observe(e)
+	return outcomes, nil
 }

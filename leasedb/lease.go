@@ -47,9 +47,11 @@ type Lease struct {
 
 	mu       sync.Mutex
 	state    State
-	cause    error       // of the loss
-	sent     Reading     // when the newest confirmed request was sent: the lease cannot expire before sent + TTL
-	renewDue time.Time   // when to ask again
+	cause    error     // of the loss
+	sent     Reading   // when the newest confirmed request was sent: the lease cannot expire before sent + TTL
+	renewDue time.Time // when to ask again
+	ended    Reading   // when it left Active
+	ranOn    time.Duration
 	timer    *time.Timer // looks at the deadline, whatever the renewals are doing
 
 	forgotten sync.Once
@@ -183,20 +185,15 @@ func (l *Lease) Renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.Remaining())
 	defer cancel()
 	for pause := lockedRetry; ; pause *= 2 {
-		sent := l.client.clock()
-		renewals, err := l.client.store.renew(ctx, []string{l.name}, []string{l.token})
+		outcomes, err := l.client.renew(ctx, []*Lease{l})
+		if lost := l.Err(); lost != nil {
+			return lost
+		}
 		if err != nil {
-			if lost := l.Err(); lost != nil {
-				return lost
-			}
 			return explain(err, l.name, l.client.store.database())
 		}
-		if len(renewals) != 1 {
-			return fmt.Errorf("lease %q: fence.renew answered with %d rows, want 1", l.name, len(renewals))
-		}
-		if renewals[0].outcome != outcomeLocked {
-			l.settle(sent, renewals[0].outcome)
-			return l.Err()
+		if outcomes[l.name] != outcomeLocked {
+			return nil
 		}
 		if sleep(ctx, pause) != nil {
 			if lost := l.Err(); lost != nil {
@@ -211,6 +208,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 const (
 	outcomeRenewed  = "renewed"
 	outcomeLocked   = "locked"
+	outcomeLost     = "lost"
 	outcomeReleased = "released"
 	outcomeExpired  = "expired"
 )
@@ -234,7 +232,7 @@ func (l *Lease) settle(sent Reading, outcome string) {
 		l.mu.Lock()
 		l.renewDue = l.client.clock().Time.Add(l.client.cfg.retryPause())
 		l.mu.Unlock()
-	default:
+	case outcomeLost:
 		l.Lose(ErrSuperseded)
 	}
 }
@@ -263,7 +261,18 @@ func (l *Lease) Lose(cause error) {
 // endLocked does what every way out of Active has in common. The caller has set the state.
 func (l *Lease) endLocked(cause error) {
 	l.timer.Stop()
+	l.ended = l.client.clock()
 	l.cancel(cause)
+}
+
+// workReturned notes how long the work of Do ran on after a loss.
+func (l *Lease) workReturned() {
+	now := l.client.clock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == Lost {
+		l.ranOn = now.since(l.ended)
+	}
 }
 
 // expireIfDue makes the lease Lost if its deadline has passed.
@@ -312,7 +321,13 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.zero() {
 		return ErrReleased
 	}
-	l.release.once.Do(func() { l.release.err = l.doRelease(ctx) })
+	l.release.once.Do(func() {
+		l.release.err = l.doRelease(ctx)
+		l.mu.Lock()
+		e := EndEvent{Name: l.name, Fence: l.fence, Held: l.ended.since(l.granted), Lost: l.state == Lost, RanOn: l.ranOn, Err: l.release.err}
+		l.mu.Unlock()
+		l.client.observe(e)
+	})
 	return l.release.err
 }
 

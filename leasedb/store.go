@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +22,8 @@ type store interface {
 	acquire(ctx context.Context, req acquireRequest) (acquireAnswer, error)
 	renew(ctx context.Context, names, tokens []string) ([]renewal, error)
 	release(ctx context.Context, req releaseRequest) (string, error)
+	// listen calls ready once it listens and heard for each note, until it cannot any more or ctx ends.
+	listen(ctx context.Context, ready func(), heard func(payload string)) error
 	database() string
 	close()
 }
@@ -74,7 +78,7 @@ type pgStore struct {
 	explicit atomic.Bool
 }
 
-func openStore(ctx context.Context, base *pgxpool.Config, grantConns int32) (*pgStore, error) {
+func openStore(ctx context.Context, base *pgxpool.Config, grantConns int32, logger *slog.Logger) (*pgStore, error) {
 	open := func(conns int32) (*pgxpool.Pool, error) {
 		cfg := base.Copy()
 		cfg.MaxConns = conns
@@ -84,6 +88,9 @@ func openStore(ctx context.Context, base *pgxpool.Config, grantConns int32) (*pg
 		cfg.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
 			if n.Code == warningCode {
 				c.CustomData()[warningCode] = n.Message
+			}
+			if strings.HasPrefix(n.Message, "writegate: ") { // schema fence has something to say, once
+				logger.Warn(n.Message, "hint", n.Hint)
 			}
 			if onNotice != nil {
 				onNotice(c, n)

@@ -14,6 +14,7 @@ import (
 // name costs one attempt at a time however many wait here.
 type line struct {
 	turn   chan struct{} // holds one; Go hands it to those who wait in the order in which they came
+	wake   chan struct{} // a hint that the lease may be free
 	queued int           // guarded by the client's mu; the line is forgotten at 0
 }
 
@@ -28,20 +29,32 @@ func (c *Client) Acquire(ctx context.Context, name string) (*Lease, error) {
 	if err := validateName(name); err != nil {
 		return nil, err
 	}
-	leave, err := c.enter(ctx, name)
+	began := c.clock()
+	lease, attempts, err := c.wait(ctx, name)
+	c.observe(AcquireEvent{Name: name, Waited: c.clock().since(began), Attempts: attempts, Fence: lease.Fence(), Err: err})
+	return lease, err
+}
+
+func (c *Client) wait(ctx context.Context, name string) (_ *Lease, attempts int, _ error) {
+	line, leave, err := c.enter(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer leave()
 
+	waiter := c.id
+	if c.cfg.PollOnly {
+		waiter = "" // then nobody need notify
+	}
 	var failingSince Reading
 	for failures := 0; ; {
 		if err := c.waitForOwn(ctx, name); err != nil {
-			return nil, err
+			return nil, attempts, err
 		}
-		lease, answer, err := c.attempt(ctx, name, c.id)
+		attempts++
+		lease, answer, err := c.attempt(ctx, name, waiter)
 		if err == nil {
-			return lease, nil
+			return lease, attempts, nil
 		}
 		var pause time.Duration
 		switch {
@@ -51,17 +64,18 @@ func (c *Client) Acquire(ctx context.Context, name string) (*Lease, error) {
 		case errors.Is(err, ErrBusy):
 			failures = 0 // the wait for the lock was a pause already
 		case !worthRetrying(err):
-			return nil, err
+			return nil, attempts, err
 		default:
 			if failures++; failures == 1 {
 				failingSince = c.clock()
 			} else if c.clock().since(failingSince) > c.cfg.TTL {
-				return nil, fmt.Errorf("gave up after a TTL of %v without an answer: %w", c.cfg.TTL, err)
+				return nil, attempts, fmt.Errorf("gave up after a TTL of %v without an answer: %w", c.cfg.TTL, err)
 			}
 			pause = jitter(min(50*time.Millisecond<<min(failures, 6), c.cfg.PollEvery))
 		}
-		if waitErr := c.pause(ctx, pause); waitErr != nil {
-			return nil, fmt.Errorf("%w; last: %w", waitErr, err)
+		c.listenOnce()
+		if waitErr := c.pause(ctx, pause, line.wake); waitErr != nil {
+			return nil, attempts, fmt.Errorf("%w; last: %w", waitErr, err)
 		}
 	}
 }
@@ -72,15 +86,15 @@ func worthRetrying(err error) bool {
 }
 
 // enter waits for this goroutine's turn to ask for the name.
-func (c *Client) enter(ctx context.Context, name string) (leave func(), err error) {
+func (c *Client) enter(ctx context.Context, name string) (l *line, leave func(), err error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil, ErrClosed
+		return nil, nil, ErrClosed
 	}
-	l := c.lines[name]
+	l = c.lines[name]
 	if l == nil {
-		l = &line{turn: make(chan struct{}, 1)}
+		l = &line{turn: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
 		c.lines[name] = l
 	}
 	l.queued++
@@ -95,14 +109,14 @@ func (c *Client) enter(ctx context.Context, name string) (leave func(), err erro
 
 	select {
 	case l.turn <- struct{}{}:
-		return func() { <-l.turn; unqueue() }, nil
+		return l, func() { <-l.turn; unqueue() }, nil
 	case <-ctx.Done():
 		err = fmt.Errorf("waiting for lease %q behind others of this process: %w", name, ctx.Err())
 	case <-c.stopping.Done():
 		err = ErrClosed
 	}
 	unqueue()
-	return nil, err
+	return nil, nil, err
 }
 
 // waitForOwn waits while this client itself holds the name: nobody needs to be asked.
@@ -136,7 +150,8 @@ func (c *Client) pollPause(a acquireAnswer) time.Duration {
 	return min(poll, expiry)
 }
 
-func (c *Client) pause(ctx context.Context, d time.Duration) error {
+// pause returns after d, or sooner when woken; with an error when ctx ends or the client is closed.
+func (c *Client) pause(ctx context.Context, d time.Duration, wake <-chan struct{}) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -144,6 +159,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration) error {
 		return ctx.Err()
 	case <-c.stopping.Done():
 		return ErrClosed
+	case <-wake:
+		return nil
 	case <-timer.C:
 		return nil
 	}

@@ -55,6 +55,157 @@ CREATE TABLE fence.term (
 CREATE INDEX term_name_fence_idx ON fence.term (name, fence);
 COMMENT ON TABLE fence.term IS 'the history: one row a grant; ended_at is null while nobody has ended or followed it';
 
+-- Where fences came from, and when that changed. A failover, a restore or a storage snapshot takes the sequence back in
+-- time while grants that it forgot are still held; each grant compares this stamp with the server, and jumps ahead of
+-- anything that can be out there when they differ.
+CREATE TABLE fence.epoch (
+    id                bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    began_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    reason            text        NOT NULL,
+    server_started_at timestamptz NOT NULL,
+    timeline          text,
+    system_identifier bigint,
+    database_oid      oid         NOT NULL,
+    sequence_oid      oid         NOT NULL,
+    jumped_from       bigint,
+    jumped_to         bigint
+);
+COMMENT ON TABLE fence.epoch IS 'each change of what fences come from, the newest last, and how far they jumped for it';
+COMMENT ON COLUMN fence.epoch.timeline IS 'null where this server does not let us read it; restarts are still noticed';
+
+-- fence.timeline returns the WAL timeline, null where it cannot be read. Not from the control file: that shows the old
+-- timeline for minutes after a promotion. Managed services may have revoked the functions, and other engines lack them.
+-- +goose StatementBegin
+CREATE FUNCTION fence.timeline() RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+EXCEPTION WHEN OTHERS THEN
+    RETURN NULL;
+END $$;
+-- +goose StatementEnd
+
+-- fence.jump moves the sequence past every fence that can be out there, and logs a new epoch: the greater of all that is
+-- known here plus 2^20, and the microseconds since 1970. Fences grow more slowly than one a microsecond, so the clock is
+-- ahead of every fence ever lost, also of those that a twin, promoted apart from us, has handed out; a count of epochs
+-- would not be. It returns the value that the sequence stands at; the next fence is above it.
+-- For an operator's hand: after restoring data into a running server, which nothing here can notice.
+-- +goose StatementBegin
+CREATE FUNCTION fence.jump(reason text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_drawn    bigint;
+    v_seen     bigint;
+    v_register bigint;
+    v_to       bigint;
+    v_system   bigint;
+BEGIN
+    LOCK TABLE fence.epoch IN SHARE ROW EXCLUSIVE MODE;
+    SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END INTO v_drawn FROM fence.fence_seq q;
+    SELECT greatest(v_drawn, (SELECT max(l.fence) FROM fence.lease l), (SELECT max(t.fence) FROM fence.term t)) INTO v_seen;
+    IF to_regclass('fence.protected_table') IS NOT NULL THEN
+        EXECUTE 'SELECT max(p.high_water) FROM fence.protected_table p' INTO v_register;
+        v_seen := greatest(v_seen, v_register);
+    END IF;
+    v_to := greatest(v_seen + 1048576, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_to := v_to + v_to % 2;
+    IF v_to >= 9007199254740990 THEN
+        RAISE EXCEPTION 'fences are used up: a jump to % would pass 2^53', v_to USING ERRCODE = 'WG001';
+    END IF;
+    BEGIN
+        SELECT c.system_identifier INTO v_system FROM pg_control_system() c;
+    EXCEPTION WHEN OTHERS THEN
+        v_system := NULL;
+    END;
+    PERFORM setval('fence.fence_seq', v_to);
+    INSERT INTO fence.epoch (reason, server_started_at, timeline, system_identifier, database_oid, sequence_oid,
+                             jumped_from, jumped_to)
+    SELECT jump.reason, pg_postmaster_start_time(), fence.timeline(), v_system, d.oid,
+           'fence.fence_seq'::regclass::oid, v_drawn, v_to
+      FROM pg_database d WHERE d.datname = current_database();
+    RETURN v_to;
+END $$;
+-- +goose StatementEnd
+
+-- fence.check_source makes sure that the next fence will be above all others: it raises WG001 if the sequence has been
+-- tampered with, and jumps if what fences come from is not what it was at the last grant. Called by fence.acquire.
+-- +goose StatementBegin
+CREATE FUNCTION fence.check_source() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_wrong    text;
+    v_first    boolean;
+    v_behind   boolean;
+    v_timeline text := fence.timeline();
+    v_reason   text;
+    e          record;
+BEGIN
+    SELECT concat_ws(', ',
+               CASE WHEN s.seqtypid <> 'bigint'::regtype THEN 'is not bigint' END,
+               CASE WHEN s.seqincrement <> 2 THEN format('increments by %s, not 2', s.seqincrement) END,
+               CASE WHEN s.seqcache <> 1 THEN format('caches %s values a session, not 1', s.seqcache) END,
+               CASE WHEN s.seqcycle THEN 'cycles' END,
+               CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' END,
+               CASE WHEN EXISTS (SELECT 1 FROM pg_depend d
+                                  WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+                                    AND d.refclassid = 'pg_class'::regclass AND d.refobjsubid > 0
+                                    AND d.deptype IN ('a', 'i'))
+                    THEN 'is owned by a table''s column' END)
+      INTO v_wrong
+      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+     WHERE s.seqrelid = 'fence.fence_seq'::regclass;
+    IF v_wrong <> '' THEN
+        RAISE EXCEPTION 'fence.fence_seq cannot be trusted: it %', v_wrong USING ERRCODE = 'WG001',
+            HINT = 'ALTER SEQUENCE fence.fence_seq INCREMENT BY 2 CACHE 1 NO CYCLE OWNED BY NONE; then SELECT fence.jump(''sequence repaired'')';
+    END IF;
+
+    FOR attempt IN 1..2 LOOP
+        SELECT x.server_started_at = pg_postmaster_start_time() AS same_start,
+               x.timeline IS NOT DISTINCT FROM v_timeline AS same_timeline,
+               x.sequence_oid = 'fence.fence_seq'::regclass::oid AS same_sequence,
+               x.database_oid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AS same_database
+          INTO e FROM fence.epoch x ORDER BY x.id DESC LIMIT 1;
+        v_first := NOT FOUND;
+        IF e.same_start AND e.same_timeline AND e.same_sequence AND e.same_database THEN
+            RETURN;
+        END IF;
+        -- Only one of those who notice jumps; the others look again, once they have waited for it.
+        IF attempt = 1 THEN
+            LOCK TABLE fence.epoch IN SHARE ROW EXCLUSIVE MODE;
+        END IF;
+    END LOOP;
+
+    IF v_first THEN
+        -- Where nothing was ever granted there is nothing to jump over; where the leases were copied from elsewhere
+        -- without their sequence, there is.
+        SELECT max(f.fence) > (SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END FROM fence.fence_seq q)
+          INTO v_behind
+          FROM (SELECT max(l.fence) AS fence FROM fence.lease l UNION ALL SELECT max(t.fence) FROM fence.term t) f;
+        IF v_behind THEN
+            PERFORM fence.jump('first grant here, and the sequence is behind the leases');
+            RETURN;
+        END IF;
+        INSERT INTO fence.epoch (reason, server_started_at, timeline, database_oid, sequence_oid)
+        SELECT 'first grant here', pg_postmaster_start_time(), v_timeline, d.oid, 'fence.fence_seq'::regclass::oid
+          FROM pg_database d WHERE d.datname = current_database();
+    ELSE
+        v_reason := concat_ws(', ',
+            CASE WHEN NOT e.same_start THEN 'the server was started' END,
+            CASE WHEN NOT e.same_timeline THEN 'the timeline changed' END,
+            CASE WHEN NOT e.same_sequence THEN 'the sequence was made anew' END,
+            CASE WHEN NOT e.same_database THEN 'the database is another' END);
+        PERFORM fence.jump(v_reason);
+    END IF;
+    IF v_timeline IS NULL THEN
+        -- Once an epoch. Not a WARNING: one at a grant means that its commit was not replicated.
+        RAISE NOTICE 'writegate: the WAL timeline cannot be read here; a promotion is noticed only if the server was restarted for it'
+            USING HINT = 'GRANT EXECUTE ON FUNCTION pg_walfile_name(pg_lsn), pg_current_wal_lsn() to the owner of schema fence.';
+    END IF;
+END $$;
+-- +goose StatementEnd
+
 -- fence.acquire tries once to take a lease, and never waits for its holder.
 --
 -- Call it as a statement of its own, outside any transaction block, and trust the fence only once that statement has
@@ -67,7 +218,8 @@ COMMENT ON TABLE fence.term IS 'the history: one row a grant; ended_at is null w
 -- told next_in_line, and is named by the notification on channel "fence_release" that ends the term.
 --
 -- Errors: 22023 for arguments that cannot be; 55P03 when the row stayed locked for lock_wait; WG001 when the sequence
--- yields a fence that is not above the row's; WG002 when the isolation level is not READ COMMITTED.
+-- cannot be trusted, or yields a fence that is not above the row's; WG002 when the isolation level is not READ COMMITTED;
+-- 2200H when fences are used up.
 -- +goose StatementBegin
 CREATE FUNCTION fence.acquire(
     name text, holder text, ttl interval, token uuid,
@@ -153,12 +305,13 @@ BEGIN
             USING ERRCODE = '22023';
     END IF;
 
+    PERFORM fence.check_source();
     fence := nextval('fence.fence_seq');
-    IF fence <= r.fence THEN
-        RAISE EXCEPTION 'fence % drawn for lease "%" is not above its last one, %', fence, acquire.name, r.fence
+    IF fence <= r.fence OR fence % 2 <> 0 THEN
+        RAISE EXCEPTION 'fence % drawn for lease "%" is not an even number above its last one, %', fence, acquire.name, r.fence
             USING ERRCODE = 'WG001',
                   DETAIL = 'The sequence fence.fence_seq is behind the leases: it was reset, restored, or not replicated.',
-                  HINT = 'Move the sequence above every fence in use before anybody acquires again.';
+                  HINT = 'SELECT fence.jump(''why'') moves it above every fence in use.';
     END IF;
 
     expires_at := v_now + acquire.ttl;
@@ -307,6 +460,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 1 $$;
 COMMENT ON FUNCTION fence.schema_version() IS 'the newest writegate migration applied here, by whatever tool';
 
 REVOKE ALL ON FUNCTION
+    fence.timeline(),
+    fence.jump(text),
+    fence.check_source(),
     fence.acquire(text, text, interval, uuid, interval, text),
     fence.renew(text[], uuid[]),
     fence.release(text, uuid, bigint, interval, boolean)
@@ -317,6 +473,10 @@ DROP FUNCTION fence.schema_version();
 DROP FUNCTION fence.release(text, uuid, bigint, interval, boolean);
 DROP FUNCTION fence.renew(text[], uuid[]);
 DROP FUNCTION fence.acquire(text, text, interval, uuid, interval, text);
+DROP FUNCTION fence.check_source();
+DROP FUNCTION fence.jump(text);
+DROP FUNCTION fence.timeline();
+DROP TABLE fence.epoch;
 DROP TABLE fence.term;
 DROP TABLE fence.lease;
 DROP SEQUENCE fence.fence_seq;

@@ -6,11 +6,14 @@ CREATE TABLE fence.protected_table (
     fence_column name        NOT NULL DEFAULT 'last_fence',
     rule         text        NOT NULL DEFAULT 'once',
     strength     text        NOT NULL DEFAULT 'fenced',
+    high_water   bigint      NOT NULL DEFAULT 0,
     protected_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT protected_table_rule CHECK (rule IN ('once', 'term')),
     CONSTRAINT protected_table_strength CHECK (strength IN ('fenced', 'live'))
 );
 COMMENT ON TABLE fence.protected_table IS 'tables with a fence column, written through the gate; see fence.protect()';
+COMMENT ON COLUMN fence.protected_table.high_water IS
+    'the highest fence in the table when it was put on the register: fences that this database may never have granted';
 
 -- A refusal repeated is one row with a count: a zombie in a loop must not fill the disk.
 CREATE TABLE fence.rejection (
@@ -159,6 +162,7 @@ DECLARE
     c       record;
     a       record;
     v_found boolean;
+    v_high  bigint := 0;
     v_wait  text := current_setting('lock_timeout');
 BEGIN
     IF protect.rule IS NULL OR protect.rule NOT IN ('once', 'term') THEN
@@ -202,12 +206,20 @@ BEGIN
         PERFORM set_config('lock_timeout', '2s', true);
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint NOT NULL DEFAULT 0', protect.relation, protect.fence_column);
         PERFORM set_config('lock_timeout', v_wait, true);
+    ELSIF NOT EXISTS (SELECT 1 FROM fence.protected_table p
+                       WHERE p.relation = protect.relation AND p.fence_column = protect.fence_column) THEN
+        EXECUTE format('SELECT coalesce(max(%I), 0) FROM %s', protect.fence_column, protect.relation) INTO v_high;
     END IF;
 
-    INSERT INTO fence.protected_table AS p (relation, fence_column, rule, strength)
-    VALUES (protect.relation, protect.fence_column, protect.rule, protect.strength)
+    INSERT INTO fence.protected_table AS p (relation, fence_column, rule, strength, high_water)
+    VALUES (protect.relation, protect.fence_column, protect.rule, protect.strength, v_high)
     ON CONFLICT (relation) DO UPDATE
-       SET fence_column = excluded.fence_column, rule = excluded.rule, strength = excluded.strength;
+       SET fence_column = excluded.fence_column, rule = excluded.rule, strength = excluded.strength,
+           high_water = greatest(p.high_water, excluded.high_water);
+    -- A column that came with fences: the ones that this database grants must be above them.
+    IF v_high > (SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END FROM fence.fence_seq q) THEN
+        PERFORM fence.jump(format('%s was protected, with fences up to %s in it', protect.relation, v_high));
+    END IF;
 END $$;
 -- +goose StatementEnd
 
