@@ -137,19 +137,24 @@ func (w *write) keyCondition(b *sqlBuilder) {
 
 // run sends the write, and where it changed nothing finds out why.
 func (w *write) run(ctx context.Context, sql string, args []any) (Outcome, error) {
+	suppressed := false
 	for attempt := 1; ; attempt++ {
 		tag, err := w.table.db.Exec(ctx, sql, args...)
 		if err != nil {
+			if !w.table.inTx && pgerr.Stale(err) && ctx.Err() == nil && attempt <= int(w.table.gate.pool.Stat().MaxConns()) {
+				continue // never sent, on a connection that had died in the pool; the pool may have more of them
+			}
 			return w.failed(err)
 		}
 		if tag.RowsAffected() > 0 {
 			return Applied, nil
 		}
 		outcome, err := w.explain(ctx)
-		if outcome != Suppressed || attempt == 2 {
+		if outcome != Suppressed || suppressed {
 			return outcome, err
 		}
 		// The row accepts this fence now and did not then: it may have come into being between the two statements.
+		suppressed = true
 	}
 }
 

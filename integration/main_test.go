@@ -30,17 +30,25 @@ type bed struct {
 	gate *fencedb.Gate
 }
 
+const ordersSQL = `
+	CREATE SCHEMA app;
+	CREATE TABLE app.orders (id int PRIMARY KEY, v text NOT NULL);
+	INSERT INTO app.orders VALUES (1, 'first'), (2, 'first'), (3, 'first');
+	SELECT fence.protect('app.orders')`
+
 func newBed(t *testing.T) *bed {
+	t.Helper()
+	cfg := pgtest.New(t)
+	pgtest.Exec(t, cfg, ordersSQL)
+	return bedOn(t, cfg)
+}
+
+// bedOn is a bed on a database that has the schema and the table already.
+func bedOn(t *testing.T, cfg *pgx.ConnConfig) *bed {
 	t.Helper()
 	// Before everything that is cleaned up, so that it looks when all that has been.
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, before) })
-	cfg := pgtest.New(t)
-	pgtest.Exec(t, cfg, `
-		CREATE SCHEMA app;
-		CREATE TABLE app.orders (id int PRIMARY KEY, v text NOT NULL);
-		INSERT INTO app.orders VALUES (1, 'first'), (2, 'first'), (3, 'first');
-		SELECT fence.protect('app.orders')`)
 	b := &bed{t: t, cfg: cfg, pool: pgtest.Pool(t, cfg)}
 	b.gate = fencedb.New(b.pool, fencedb.Config{})
 	t.Cleanup(b.gate.Close)

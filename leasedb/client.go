@@ -265,14 +265,15 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 	return lease, answer, err
 }
 
-// ask sends the request, and again after a lost reply: the same token gets the same grant.
+// ask sends the request, and again after a lost reply (the same token gets the same grant), or when the connection turns
+// out to have been dead before.
 func (c *Client) ask(ctx context.Context, req acquireRequest, sent Reading) (acquireAnswer, error) {
 	for pause := 10 * time.Millisecond; ; pause *= 2 {
 		left := c.cfg.budget() - c.clock().since(sent)
 		tryCtx, cancel := context.WithTimeout(ctx, left)
 		answer, err := c.store.acquire(tryCtx, req)
 		cancel()
-		if err == nil || pgerr.Answered(err) || pgerr.NotSent(err) || errors.Is(err, errNotReplicated) {
+		if err == nil || pgerr.Answered(err) || (pgerr.NotSent(err) && !pgerr.Stale(err)) || errors.Is(err, errNotReplicated) {
 			return answer, err
 		}
 		if ctx.Err() != nil || c.clock().since(sent)+pause >= c.cfg.budget() || sleep(ctx, pause) != nil {

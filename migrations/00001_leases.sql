@@ -218,7 +218,7 @@ END $$;
 -- told next_in_line, and is named by the notification on channel "fence_release" that ends the term.
 --
 -- Errors: 22023 for arguments that cannot be; 55P03 when the row stayed locked for lock_wait; WG001 when the sequence
--- cannot be trusted, or yields a fence that is not above the row's; WG002 when the isolation level is not READ COMMITTED;
+-- cannot be trusted, or yields a fence that is not above all that were granted; WG002 when the isolation level is not READ COMMITTED;
 -- 2200H when fences are used up.
 -- +goose StatementBegin
 CREATE FUNCTION fence.acquire(
@@ -231,6 +231,7 @@ CREATE FUNCTION fence.acquire(
 DECLARE
     r      record;
     v_now  timestamptz;
+    v_seen bigint;
 BEGIN
     IF acquire.name IS NULL OR octet_length(acquire.name) NOT BETWEEN 1 AND 255 OR acquire.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
         RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
@@ -306,9 +307,11 @@ BEGIN
     END IF;
 
     PERFORM fence.check_source();
+    -- Read before the fence is drawn: whatever was granted by then was drawn earlier, and has to be lower.
+    SELECT greatest(r.fence, max(t.fence)) INTO v_seen FROM fence.term t;
     fence := nextval('fence.fence_seq');
-    IF fence <= r.fence OR fence % 2 <> 0 THEN
-        RAISE EXCEPTION 'fence % drawn for lease "%" is not an even number above its last one, %', fence, acquire.name, r.fence
+    IF fence <= v_seen OR fence % 2 <> 0 THEN
+        RAISE EXCEPTION 'fence % drawn for lease "%" is not an even number above the last one granted, %', fence, acquire.name, v_seen
             USING ERRCODE = 'WG001',
                   DETAIL = 'The sequence fence.fence_seq is behind the leases: it was reset, restored, or not replicated.',
                   HINT = 'SELECT fence.jump(''why'') moves it above every fence in use.';

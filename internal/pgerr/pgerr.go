@@ -58,6 +58,13 @@ func NotSent(err error) bool {
 	return pgconn.SafeToRetry(err) || errors.As(err, &connectErr)
 }
 
+// Stale reports whether err says that the connection was dead before the statement could be sent on it, as those of a
+// pool are after the server was started again. On another connection the statement may well pass.
+func Stale(err error) bool {
+	var connectErr *pgconn.ConnectError
+	return pgconn.SafeToRetry(err) && !errors.As(err, &connectErr)
+}
+
 // Refused reports whether trying again cannot help: the server answered, and would answer the same next time.
 func Refused(err error) bool {
 	code := Code(err)

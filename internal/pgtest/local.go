@@ -34,15 +34,17 @@ var errNoBinaries = errors.New("no PostgreSQL server binaries found (initdb, pos
 const supervisor = `
 dir=$1 postgres=$2
 {
-	"$postgres" -D "$dir/data" >"$dir/log" 2>&1 </dev/null &
+	"$postgres" -D "$dir/data" >>"$dir/log" 2>&1 </dev/null &
 	echo $! >"$dir/pid"
 	wait $!
 	: >"$dir/exited"
 } &
 if read -r order && [ "$order" = keep ]; then exit 0; fi
 while [ ! -s "$dir/pid" ]; do sleep 0.02; done
-kill -QUIT "$(cat "$dir/pid")" 2>/dev/null
-wait
+for file in "$dir/pid" "$dir/data/postmaster.pid"; do # the latter differs after a restart
+	[ -s "$file" ] && read -r server <"$file" && kill -QUIT "$server" 2>/dev/null
+	while kill -0 "$server" 2>/dev/null; do sleep 0.02; done
+done
 rm -rf "$dir"
 `
 
@@ -96,20 +98,10 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 
-	cmd := exec.Command("/bin/sh", "-c", supervisor, "sh", dir, filepath.Join(bin, "postgres"))
-	cmd.Dir = dir
-	cmd.Env = cleanEnv()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
-	alive, err := cmd.StdinPipe() // closed by the kernel if we die
+	stop, alive, err := supervise(bin, dir, owner)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	stop := sync.OnceValue(func() error {
-		return errors.Join(alive.Close(), cmd.Wait())
-	})
 
 	cfg, err := pgx.ParseConfig(fmt.Sprintf("host=%s port=%d user=postgres dbname=postgres sslmode=disable", dir, port))
 	if err != nil {
@@ -135,6 +127,7 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 			bytes.TrimSpace(pid), dir), stop()
 	}
 	return &Server{
+		files:   &files{bin: bin, dir: dir, owner: owner},
 		keep:    keep,
 		Kind:    "local",
 		Where:   fmt.Sprintf("a throw-away server from %s in %s", bin, dir),
@@ -142,6 +135,22 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 		tcpHost: "127.0.0.1",
 		stop:    stop,
 	}, nil
+}
+
+// supervise starts the server in dir; stop ends it and removes dir, and so does the end of this process.
+func supervise(bin, dir string, owner *syscall.Credential) (stop func() error, alive io.Writer, err error) {
+	cmd := exec.Command("/bin/sh", "-c", supervisor, "sh", dir, filepath.Join(bin, "postgres"))
+	cmd.Dir = dir
+	cmd.Env = cleanEnv()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
+	pipe, err := cmd.StdinPipe() // closed by the kernel if we die
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
+	}
+	return sync.OnceValue(func() error { return errors.Join(pipe.Close(), cmd.Wait()) }), pipe, nil
 }
 
 func initdb(ctx context.Context, bin, dir string, port int, password string, owner *syscall.Credential) error {

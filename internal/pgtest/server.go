@@ -39,6 +39,7 @@ type Server struct {
 	tcpHost string          // where admin names a socket: the address that answers too
 	stop    func() error
 	keep    func() (string, error)
+	files   *files // of a local server
 }
 
 // Start finds or starts a server. Call [Server.Stop] when done; a process that dies without doing so leaves nothing

@@ -1,0 +1,128 @@
+//go:build unix
+
+package pgtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// files says where a local server lives.
+type files struct {
+	bin, dir string
+	owner    *syscall.Credential
+}
+
+// Own starts a server that is the test's alone, for what would disturb others: restarts, failovers, settings of the
+// whole server. It needs installed binaries; where there are none the test is skipped, but fails in CI.
+func Own(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	server, err := startLocal(context.Background())
+	if errors.Is(err, errNoBinaries) && os.Getenv("CI") == "" {
+		t.Skipf("pgtest: %v", err)
+	}
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	if len(settings) > 0 {
+		server.Configure(t, settings...)
+		server.Restart(t, "fast")
+	}
+	return server
+}
+
+// Configure adds lines to the server's configuration; they count from the next start or reload.
+func (s *Server) Configure(t testing.TB, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		if err := appendFile(filepath.Join(s.files.dir, "data", "postgresql.conf"), line+"\n"); err != nil {
+			t.Fatalf("pgtest: %v", err)
+		}
+	}
+}
+
+// Restart stops the server, fast or immediate (a crash), and starts it again.
+func (s *Server) Restart(t testing.TB, mode string) {
+	t.Helper()
+	s.command(t, "pg_ctl", "-D", filepath.Join(s.files.dir, "data"), "-m", mode, "-w", "-l", filepath.Join(s.files.dir, "log"), "restart")
+}
+
+// Halt stops the server for good, fast or immediate.
+func (s *Server) Halt(t testing.TB, mode string) {
+	t.Helper()
+	s.command(t, "pg_ctl", "-D", filepath.Join(s.files.dir, "data"), "-m", mode, "-w", "stop")
+}
+
+// Standby starts a streaming standby of the server.
+func (s *Server) Standby(t testing.TB) *Server {
+	t.Helper()
+	dir, err := makeDir(s.files.owner)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	standby := &Server{
+		Kind: "local", Where: "a standby in " + dir, admin: s.admin.Copy(), tcpHost: s.tcpHost,
+		files: &files{bin: s.files.bin, dir: dir, owner: s.files.owner},
+	}
+	port, err := freePort()
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	standby.admin.Host, standby.admin.Port = dir, uint16(port)
+	s.command(t, "pg_basebackup", "-h", s.admin.Host, "-p", fmt.Sprint(s.admin.Port), "-U", "postgres",
+		"-D", filepath.Join(dir, "data"), "-R", "--checkpoint=fast", "--no-sync")
+	if err := appendFile(filepath.Join(dir, "data", "postgresql.conf"), fmt.Sprintf(settings, dir, port)); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	stop, _, err := supervise(s.files.bin, dir, s.files.owner)
+	if err != nil {
+		t.Fatalf("pgtest: %v", errors.Join(err, os.RemoveAll(dir)))
+	}
+	standby.stop = stop
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	if err := waitReady(context.Background(), standby.admin, filepath.Join(dir, "exited")); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	return standby
+}
+
+// Promote makes a standby a primary.
+func (s *Server) Promote(t testing.TB) {
+	t.Helper()
+	s.command(t, "pg_ctl", "-D", filepath.Join(s.files.dir, "data"), "-w", "promote")
+}
+
+// command runs one of the server's programs as its user.
+func (s *Server) command(t testing.TB, name string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(s.files.bin, name), args...)
+	cmd.Dir = s.files.dir
+	cmd.Env = cleanEnv()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.files.owner}
+	log, err := os.CreateTemp(s.files.dir, name) // not a pipe: a server that it starts would keep that open
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	defer func() { _ = log.Close() }()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Run(); err != nil {
+		said, _ := os.ReadFile(log.Name())
+		t.Fatalf("pgtest: %s: %v\n%s", name, err, bytes.TrimSpace(said))
+	}
+}
