@@ -25,7 +25,9 @@ func collect(t *testing.T, reader metric.Reader) map[string]float64 {
 	var data metricdata.ResourceMetrics
 	require.NoError(t, reader.Collect(context.Background(), &data))
 	points := map[string]float64{}
-	key := func(name string, set attribute.Set) string { return name + "{" + set.Encoded(attribute.DefaultEncoder()) + "}" }
+	key := func(name string, set attribute.Set) string {
+		return name + "{" + set.Encoded(attribute.DefaultEncoder()) + "}"
+	}
 	for _, scope := range data.ScopeMetrics {
 		for _, m := range scope.Metrics {
 			switch d := m.Data.(type) {

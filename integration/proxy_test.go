@@ -45,24 +45,25 @@ func (l *link) pool(configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	return pgtest.Pool(l.t, l.cfg, configure...)
 }
 
-func (l *link) toxic(name, kind, stream, attributes string) {
+// toxic adds one of toxiproxy's; a timeout of 0 is for ever for one, and at once for another.
+func (l *link) toxic(name, kind, stream string) {
 	l.t.Helper()
 	_, err := l.proxy.Toxics.AddToxicJson(strings.NewReader(
-		fmt.Sprintf(`{"name":%q,"type":%q,"stream":%q,"attributes":{%s}}`, name, kind, stream, attributes)))
+		fmt.Sprintf(`{"name":%q,"type":%q,"stream":%q,"attributes":{"timeout":0}}`, name, kind, stream)))
 	require.NoError(l.t, err)
 }
 
 // loseReplies lets requests through, and none of their answers.
-func (l *link) loseReplies() { l.toxic("replies", "timeout", "downstream", `"timeout":0`) }
+func (l *link) loseReplies() { l.toxic("replies", "timeout", "downstream") }
 
 // halfOpen lets nothing through, either way, and closes nothing.
 func (l *link) halfOpen() {
-	l.toxic("replies", "timeout", "downstream", `"timeout":0`)
-	l.toxic("requests", "timeout", "upstream", `"timeout":0`)
+	l.toxic("replies", "timeout", "downstream")
+	l.toxic("requests", "timeout", "upstream")
 }
 
 // reset answers whatever is sent with a TCP reset.
-func (l *link) reset() { l.toxic("reset", "reset_peer", "upstream", `"timeout":0`) }
+func (l *link) reset() { l.toxic("reset", "reset_peer", "upstream") }
 
 // refuse takes no connection any more, and ends those that there are.
 func (l *link) refuse() { l.proxy.Stop() }

@@ -64,11 +64,7 @@ func TestREADME(t *testing.T) {
 					require.Contains(t, string(ci), "go test -race ./...")
 					continue
 				}
-				cmd := exec.Command("/bin/sh", "-c", line)
-				cmd.Dir = ".."
-				cmd.Env = append(os.Environ(), "DATABASE_URL="+pgtest.Shared(t).URL(b.cfg.Database))
-				out, err := cmd.CombinedOutput()
-				require.NoError(t, err, "%s\n%s", line, out)
+				runShell(b, line)
 				ran["sh"]++
 			}
 		case "sql":
@@ -91,6 +87,42 @@ func TestREADME(t *testing.T) {
 	require.GreaterOrEqual(t, ran["sql"], 5)
 	require.GreaterOrEqual(t, ran["go"], 2)
 	require.Equal(t, "none", query[string](b, `SELECT coalesce(to_regnamespace('fence')::text, 'none')`), "its last command removes the schema")
+}
+
+// What the pages in docs/ show is run too, each page on a database of its own.
+func TestDocs(t *testing.T) {
+	pages, err := filepath.Glob("../docs/*.md")
+	require.NoError(t, err)
+	require.NotEmpty(t, pages)
+	examples := exampleFunctions(t)
+	for _, page := range pages {
+		t.Run(filepath.Base(page), func(t *testing.T) {
+			b := newBed(t)
+			for _, block := range blocks(t, page) {
+				switch block.language {
+				case "sql":
+					b.exec(block.text)
+				case "sh":
+					runShell(b, block.text)
+				case "go":
+					require.Contains(t, examples, unindent(block.text), "no Example function that is run has this in it")
+				case "text":
+				default:
+					t.Errorf("a block in %s: teach this test what to do with it", block.language)
+				}
+			}
+		})
+	}
+}
+
+// runShell runs a command as a user would, in the repository, on the bed's database.
+func runShell(b *bed, line string) {
+	b.t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", line)
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+pgtest.Shared(b.t).URL(b.cfg.Database))
+	out, err := cmd.CombinedOutput()
+	require.NoError(b.t, err, "%s\n%s", line, out)
 }
 
 // exampleFunctions returns all example files, without indentation, which go test compiles and runs.
