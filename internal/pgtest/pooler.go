@@ -1,0 +1,121 @@
+//go:build unix
+
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const poolerConfig = `
+[databases]
+* = host=%[1]s port=%[2]d user=%[3]s password='%[4]s'
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %[5]d
+unix_socket_dir =
+auth_type = any
+pool_mode = %[6]s
+default_pool_size = 40
+max_client_conn = 500
+`
+
+// poolerSupervisor is supervisor for a pooler.
+const poolerSupervisor = `
+"$2" "$1/pgbouncer.ini" >"$1/log" 2>&1 </dev/null &
+pooler=$!
+cat >/dev/null
+kill -TERM "$pooler" 2>/dev/null
+wait
+rm -rf "$1"
+`
+
+// Pooler starts a PgBouncer in front of the server, with the given pool_mode, and returns how to connect to the database
+// through it. It is gone when the test ends. Where PgBouncer is not installed the test is skipped, but fails in CI.
+func Pooler(t testing.TB, database, mode string) *pgx.ConnConfig {
+	t.Helper()
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program = "/usr/sbin/pgbouncer" // not on everybody's PATH
+		if _, statErr := os.Stat(program); statErr != nil {
+			if os.Getenv("CI") == "" {
+				t.Skip("pgtest: PgBouncer is not installed")
+			}
+			t.Fatalf("pgtest: PgBouncer is not installed: %v", err)
+		}
+	}
+	cfg, err := startPooler(program, Shared(t).TCP(database), mode, func(stop func() error) {
+		t.Cleanup(func() {
+			if err := stop(); err != nil {
+				t.Errorf("pgtest: %v", err)
+			}
+		})
+	})
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	return cfg
+}
+
+func startPooler(program string, server *pgx.ConnConfig, mode string, onStop func(func() error)) (*pgx.ConnConfig, error) {
+	owner, err := serverUser() // which PgBouncer too refuses to be root
+	if err != nil {
+		return nil, err
+	}
+	dir, err := makeDir(owner)
+	if err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	conf := fmt.Sprintf(poolerConfig, server.Host, server.Port, server.User, server.Password, port, mode)
+	file := filepath.Join(dir, "pgbouncer.ini")
+	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
+		return nil, err
+	}
+	if owner != nil {
+		if err := os.Chown(file, int(owner.Uid), int(owner.Gid)); err != nil {
+			return nil, err
+		}
+	}
+	cmd := exec.Command("/bin/sh", "-c", poolerSupervisor, "sh", dir, program)
+	cmd.Dir = dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
+	alive, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	onStop(func() error { return errors.Join(alive.Close(), cmd.Wait()) })
+
+	through := server.Copy()
+	through.Host, through.Port, through.Fallbacks = "127.0.0.1", uint16(port), nil
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for {
+		conn, err := net.Dial("tcp", net.JoinHostPort(through.Host, strconv.Itoa(port)))
+		if err == nil {
+			return through, conn.Close()
+		}
+		if ctx.Err() != nil {
+			log, _ := os.ReadFile(filepath.Join(dir, "log"))
+			return nil, fmt.Errorf("PgBouncer did not start: %w\n%s", err, log)
+		}
+		time.Sleep(10 * time.Millisecond) // there is no event to wait for
+	}
+}
