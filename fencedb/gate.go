@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/writegate/writegate/internal/pgerr"
 )
 
 // Lease is what a gate asks of the grant that a write is made under. *leasedb.Lease is one; [Static] makes one of a
@@ -65,6 +67,9 @@ type Gate struct {
 	cfg  Config
 
 	unrecorded atomic.Int64
+	// explicit is set once the session's default isolation level has turned out not to be READ COMMITTED: each Live
+	// write on the pool then opens a transaction that is, at the price of two round trips.
+	explicit atomic.Bool
 
 	mu     sync.Mutex
 	audit  *pgxpool.Pool // made at the first refusal
@@ -98,10 +103,51 @@ func (g *Gate) Close() {
 // Unrecorded returns how many refusals could not be recorded since the gate was made.
 func (g *Gate) Unrecorded() int64 { return g.unrecorded.Load() }
 
-// execer is what a write is sent through: the pool, or a caller's transaction.
-type execer interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+// querier is what questions are asked through: the pool, or a caller's transaction.
+type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// exec runs a write, in the caller's transaction or in one of its own, and reports whether it changed a row.
+func (t *Table) exec(ctx context.Context, sql string, args []any) (changed bool, err error) {
+	if t.tx != nil {
+		tag, err := t.tx.Exec(ctx, sql, args...)
+		return tag.RowsAffected() > 0, err
+	}
+	pool := t.gate.pool
+	for attempt := 0; ; attempt++ {
+		changed, err = t.execOnce(ctx, sql, args)
+		if !pgerr.Stale(err) || ctx.Err() != nil || attempt > int(pool.Stat().MaxConns()) {
+			return changed, err
+		}
+		// Never sent, on a connection that had died in the pool, which may have more of them.
+	}
+}
+
+func (t *Table) execOnce(ctx context.Context, sql string, args []any) (changed bool, err error) {
+	conn, err := t.gate.pool.Acquire(ctx)
+	if err != nil {
+		return false, pgerr.BeforeSending(err)
+	}
+	defer conn.Release()
+	if !t.gate.explicit.Load() {
+		tag, err := conn.Exec(ctx, sql, args...)
+		if pgerr.Code(err) != pgerr.Isolation {
+			return tag.RowsAffected() > 0, err
+		}
+		t.gate.explicit.Store(true)
+	}
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return false, pgerr.BeforeSending(err)
+	}
+	tag, err := tx.Exec(ctx, sql, args...)
+	if err != nil {
+		// The server has undone it, or will when it finds the connection gone. The pool closes one that cannot roll back.
+		_ = tx.Rollback(context.WithoutCancel(ctx))
+		return false, pgerr.BeforeCommit(err)
+	}
+	return tag.RowsAffected() > 0, tx.Commit(ctx)
 }
 
 const recordSQL = `SELECT verdict, holder, current_holder
@@ -123,15 +169,24 @@ func (g *Gate) record(ctx context.Context, e *WriteError, key string, token stri
 	}
 	pool, err := g.auditPool(ctx)
 	if err == nil {
-		err = pool.QueryRow(ctx, recordSQL, e.Table, key, e.Lease, tokenArg, e.Fence, e.Reason, current, e.Holder).
+		err = pool.QueryRow(ctx, recordSQL, e.Table, key, storable(e.Lease), tokenArg, e.Fence, e.Reason, current, storable(e.Holder)).
 			Scan(&e.Verdict, &e.Holder, &e.CurrentHolder)
 	}
 	if err != nil {
 		g.unrecorded.Add(1)
 		e.AuditErr = fmt.Errorf("the refusal could not be recorded: %w", err)
 	}
-	g.cfg.Logger.WarnContext(ctx, "writegate: write refused", "table", e.Table, "key", key, "lease", e.Lease,
-		"fence", e.Fence, "current", e.Current, "reason", e.Reason, "verdict", e.Verdict, "audit_error", e.AuditErr)
+	attrs := []any{"table", e.Table, "key", key, "lease", e.Lease, "fence", e.Fence, "current", e.Current,
+		"reason", e.Reason, "verdict", e.Verdict}
+	if e.AuditErr != nil {
+		attrs = append(attrs, "audit_error", e.AuditErr)
+	}
+	g.cfg.Logger.WarnContext(ctx, "writegate: write refused", attrs...)
+}
+
+// storable is text as PostgreSQL can store it: a label that cannot be must not cost the record of a refusal.
+func storable(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 func (g *Gate) auditPool(ctx context.Context) (*pgxpool.Pool, error) {

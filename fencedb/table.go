@@ -41,11 +41,24 @@ const (
 // Key names one row: its primary key, or the columns of a unique index without NULLs, with their values.
 type Key map[string]any
 
-// String returns the key as JSON, as the audit shows it.
+// String returns the key as JSON, as the audit shows it. What JSON has no form for is shown as text, a uuid in its own.
 func (k Key) String() string {
-	text, err := json.Marshal(map[string]any(k))
+	shown := make(map[string]any, len(k))
+	for column, value := range k {
+		if uuid, ok := value.([16]byte); ok {
+			value = fmt.Sprintf("%x-%x-%x-%x-%x", uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:])
+		}
+		if text, ok := value.(string); ok {
+			value = storable(text)
+		}
+		if _, err := json.Marshal(value); err != nil {
+			value = storable(fmt.Sprint(value))
+		}
+		shown[column] = value
+	}
+	text, err := json.Marshal(shown)
 	if err != nil {
-		return fmt.Sprintf("%v", map[string]any(k))
+		return fmt.Sprintf("%q", fmt.Sprint(shown)) // a JSON string; each value was tried above
 	}
 	return string(text)
 }
@@ -56,8 +69,8 @@ type Set map[string]any
 // Table is a protected table as the catalog and the register describe it. It is safe for concurrent use.
 type Table struct {
 	gate *Gate
-	db   execer
-	inTx bool
+	db   querier
+	tx   pgx.Tx // the caller's, if it is bound to one
 
 	name     string // schema.table, for people
 	ident    string // quoted, for SQL
@@ -86,7 +99,9 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
                    AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a
                                     WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
                                       AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))) k), '[]')::text,
-       pg_catalog.to_regprocedure('fence.schema_version()') IS NOT NULL
+       EXISTS (SELECT 1 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace f ON f.oid = p.pronamespace
+                WHERE f.nspname = 'fence' AND p.proname = 'schema_version'),
+       c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = pg_catalog.to_regclass($1)`
@@ -113,8 +128,9 @@ func (g *Gate) Table(ctx context.Context, name string) (*Table, error) {
 	var oid uint32
 	var schema, relation, kind, persistence, keys string
 	var columns []string
+	var inherited bool
 	err := g.pool.QueryRow(ctx, describeSQL, name).
-		Scan(&oid, &schema, &relation, &kind, &persistence, &columns, &keys, &t.leases)
+		Scan(&oid, &schema, &relation, &kind, &persistence, &columns, &keys, &t.leases, &inherited)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("fencedb: there is no table %s in database %q, or it is not on the search_path",
@@ -127,6 +143,9 @@ func (g *Gate) Table(ctx context.Context, name string) (*Table, error) {
 	t.columns = make(map[string]bool, len(columns))
 	for _, c := range columns {
 		t.columns[c] = true
+	}
+	if inherited {
+		return nil, fmt.Errorf("fencedb: other tables inherit from %s: a key is unique in each of them, not in all", t.name)
 	}
 	if err := json.Unmarshal([]byte(keys), &t.keys); err != nil {
 		return nil, fmt.Errorf("fencedb: table %s: keys: %w", t.name, err)
@@ -165,6 +184,10 @@ func (t *Table) readRegister(ctx context.Context, oid uint32) (bool, error) {
 
 func (t *Table) validate(ctx context.Context, oid uint32, kind, persistence string, registered bool) error {
 	protect := fmt.Sprintf("SELECT fence.protect('%s')", strings.ReplaceAll(t.ident, "'", "''"))
+	if !t.leases {
+		protect = fmt.Sprintf("`fencecheck migrate up` and %s, or, where the leases live elsewhere, ALTER TABLE %s ADD COLUMN last_fence bigint NOT NULL DEFAULT 0",
+			protect, t.ident)
+	}
 	if kind != "r" && kind != "p" {
 		return fmt.Errorf("fencedb: %s is not a table (relkind %q): protect the table behind it", t.name, kind)
 	}
@@ -208,8 +231,7 @@ func (t *Table) Strength() Strength { return t.strength }
 // the transaction can still be undone; what became of them is the caller's commit to tell.
 func (t *Table) In(tx pgx.Tx) *Table {
 	bound := *t
-	bound.db = tx
-	bound.inTx = true
+	bound.db, bound.tx = tx, tx
 	return &bound
 }
 
@@ -229,7 +251,7 @@ func (t *Table) checkKey(key Key) ([]string, error) {
 	return nil, fmt.Errorf("fencedb: table %s: key %v is not a key of the table: want the columns of one of %v", t.name, columns, t.keys)
 }
 
-func (t *Table) checkSet(set Set) ([]string, error) {
+func (t *Table) checkSet(key Key, set Set) ([]string, error) {
 	columns := sortedKeys(set)
 	if len(columns) == 0 {
 		return nil, fmt.Errorf("fencedb: table %s: nothing to set", t.name)
@@ -237,6 +259,9 @@ func (t *Table) checkSet(set Set) ([]string, error) {
 	for _, c := range columns {
 		if c == t.fenceCol {
 			return nil, fmt.Errorf("fencedb: table %s: column %q is the fence, which the gate alone writes", t.name, c)
+		}
+		if _, isKey := key[c]; isKey {
+			return nil, fmt.Errorf("fencedb: table %s: column %q names the row: a write that changes it could not be told from one that was lost", t.name, c)
 		}
 		if !t.columns[c] {
 			return nil, fmt.Errorf("fencedb: table %s has no column %q", t.name, c)

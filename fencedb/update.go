@@ -41,7 +41,7 @@ func (t *Table) Update(ctx context.Context, lease Lease, key Key, set Set, optio
 	if err != nil {
 		return Failed, err
 	}
-	setColumns, err := t.checkSet(set)
+	setColumns, err := t.checkSet(key, set)
 	if err != nil {
 		return Failed, err
 	}
@@ -138,15 +138,12 @@ func (w *write) keyCondition(b *sqlBuilder) {
 // run sends the write, and where it changed nothing finds out why.
 func (w *write) run(ctx context.Context, sql string, args []any) (Outcome, error) {
 	suppressed := false
-	for attempt := 1; ; attempt++ {
-		tag, err := w.table.db.Exec(ctx, sql, args...)
+	for {
+		changed, err := w.table.exec(ctx, sql, args)
 		if err != nil {
-			if !w.table.inTx && pgerr.Stale(err) && ctx.Err() == nil && attempt <= int(w.table.gate.pool.Stat().MaxConns()) {
-				continue // never sent, on a connection that had died in the pool; the pool may have more of them
-			}
 			return w.failed(err)
 		}
-		if tag.RowsAffected() > 0 {
+		if changed {
 			return Applied, nil
 		}
 		outcome, err := w.explain(ctx)
@@ -159,9 +156,11 @@ func (w *write) run(ctx context.Context, sql string, args []any) (Outcome, error
 }
 
 func (w *write) failed(err error) (Outcome, error) {
-	if w.table.inTx || pgerr.Answered(err) || pgerr.NotSent(err) {
+	if w.table.tx != nil || pgerr.Answered(err) || pgerr.NotSent(err) {
 		// In the caller's transaction a lost answer means that there will be no commit either.
-		err = pgerr.ExplainSchema(err, w.table.gate.pool.Config().ConnConfig.Database)
+		if w.options.strength == Live && pgerr.NoSuchFunction(err) {
+			err = pgerr.ExplainSchema(err, w.table.gate.pool.Config().ConnConfig.Database)
+		}
 		return Failed, w.error(Failed, err)
 	}
 	return Unknown, w.error(Unknown, err)

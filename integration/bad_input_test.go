@@ -50,16 +50,22 @@ func TestLeaseNames(t *testing.T) {
 
 	// The database holds the same line for whoever calls it directly, for each of its arguments.
 	for call, want := range map[string]string{
-		`fence.acquire('', 'h', '1s', gen_random_uuid())`:                     "0 bytes",
-		`fence.acquire(NULL, 'h', '1s', gen_random_uuid())`:                   "0 bytes",
-		`fence.acquire(repeat('x', 256), 'h', '1s', gen_random_uuid())`:       "256 bytes",
-		`fence.acquire(E'a\tb', 'h', '1s', gen_random_uuid())`:                "control characters",
-		`fence.acquire('x', 'h', '0', gen_random_uuid())`:                     "ttl 00:00:00",
-		`fence.acquire('x', 'h', '-1s', gen_random_uuid())`:                   "ttl -00:00:01",
-		`fence.acquire('x', 'h', NULL, gen_random_uuid())`:                    "ttl NULL",
-		`fence.acquire('x', 'h', '8 days', gen_random_uuid())`:                "at most 7 days",
-		`fence.acquire('x', 'h', '1s', NULL)`:                                 "token NULL",
-		`fence.acquire('x', 'h', '1s', gen_random_uuid(), lock_wait => '0s')`: "lock_wait 00:00:00",
+		`fence.acquire('', 'h', '1s', gen_random_uuid())`:                                           "0 bytes",
+		`fence.acquire(NULL, 'h', '1s', gen_random_uuid())`:                                         "0 bytes",
+		`fence.acquire(repeat('x', 256), 'h', '1s', gen_random_uuid())`:                             "256 bytes",
+		`fence.acquire(E'a\tb', 'h', '1s', gen_random_uuid())`:                                      "control characters",
+		`fence.acquire('x', 'h', '0', gen_random_uuid())`:                                           "ttl 00:00:00",
+		`fence.acquire('x', 'h', '-1s', gen_random_uuid())`:                                         "ttl -00:00:01",
+		`fence.acquire('x', 'h', NULL, gen_random_uuid())`:                                          "ttl NULL",
+		`fence.acquire('x', 'h', '8 days', gen_random_uuid())`:                                      "at most 7 days",
+		`fence.acquire('x', 'h', '1s', NULL)`:                                                       "token NULL",
+		`fence.acquire('x', 'h', '1s', gen_random_uuid(), lock_wait => '0s')`:                       "lock_wait 00:00:00",
+		`fence.acquire('x', 'h', '1s', gen_random_uuid(), '100 years')`:                             "lock_wait 100 years",
+		`fence.release('x', NULL, revoke => true)`:                                                  "token NULL",
+		`fence.release('', gen_random_uuid(), revoke => true)`:                                      "0 bytes",
+		`fence.release('x', gen_random_uuid(), lock_wait => NULL)`:                                  "lock_wait NULL",
+		`fence.release('x', gen_random_uuid(), lock_wait => '0')`:                                   "lock_wait 00:00:00",
+		`fence.record_rejection('t', '{}', 'x', NULL, 2, 'stale', 4, times => 9223372036854775807)`: "want 1 to 1000000000",
 	} {
 		_, err := b.pool.Exec(ctx, `SELECT `+call)
 		require.ErrorContains(t, err, want)
@@ -149,11 +155,13 @@ func TestServersThatCannotServe(t *testing.T) {
 			require.NoError(t, lease.Release(ctx))
 		}
 		lease := b.acquire(client, "x")
-		outcome, err := b.table().Update(ctx, lease, order1, fencedb.Set{"v": "x"})
-		require.NoError(t, err)
-		require.Equal(t, fencedb.Applied, outcome)
+		for id, strength := range map[int]fencedb.Strength{1: fencedb.Fenced, 2: fencedb.Live, 3: fencedb.Live} {
+			outcome, err := b.table().Update(ctx, lease, fencedb.Key{"id": id}, fencedb.Set{"v": "x"}, fencedb.WithStrength(strength))
+			require.NoError(t, err)
+			require.Equal(t, fencedb.Applied, outcome)
+		}
 		// Called by hand, the functions say what they need.
-		_, err = b.pool.Exec(ctx, `SELECT fence.acquire('y', 'h', '1s', gen_random_uuid())`)
+		_, err := b.pool.Exec(ctx, `SELECT fence.acquire('y', 'h', '1s', gen_random_uuid())`)
 		require.ErrorContains(t, err, "WG002")
 	})
 }
@@ -169,6 +177,15 @@ func TestTablesThatCannotBeProtected(t *testing.T) {
 		CREATE TABLE app.keyless (id int, last_fence bigint NOT NULL DEFAULT 0); SELECT fence.protect('app.keyless');
 		CREATE UNLOGGED TABLE app.unlogged (id int PRIMARY KEY, last_fence bigint NOT NULL DEFAULT 0);
 		CREATE VIEW app.view AS SELECT id, last_fence FROM app.orders;
+		CREATE TABLE app.parent (id int PRIMARY KEY, last_fence bigint NOT NULL DEFAULT 0); CREATE TABLE app.child () INHERITS (app.parent);
+		CREATE TABLE app.parted (id int PRIMARY KEY, last_fence bigint NOT NULL DEFAULT 0) PARTITION BY RANGE (id);
+		CREATE TABLE app.part PARTITION OF app.parted FOR VALUES FROM (0) TO (10);
+		CREATE TABLE app.risky (id int PRIMARY KEY) PARTITION BY RANGE (id);
+		CREATE UNLOGGED TABLE app.risky_part PARTITION OF app.risky FOR VALUES FROM (0) TO (10);
+		CREATE TABLE app.identity (id int PRIMARY KEY, last_fence bigint GENERATED ALWAYS AS IDENTITY);
+		CREATE TABLE app.computed (id int PRIMARY KEY, last_fence bigint NOT NULL GENERATED ALWAYS AS (id) STORED);
+		CREATE TABLE app.defaulted (id int PRIMARY KEY, last_fence bigint NOT NULL DEFAULT 1000);
+		CREATE TABLE app.huge (id int PRIMARY KEY, last_fence bigint NOT NULL DEFAULT '0'); INSERT INTO app.huge VALUES (1, 9223372036854775807);
 		CREATE TABLE app.dropped (id int PRIMARY KEY); SELECT fence.protect('app.dropped'); ALTER TABLE app.dropped DROP COLUMN last_fence`)
 	for table, want := range map[string]string{
 		"app.bare":         `no fence column "last_fence" (bigint NOT NULL DEFAULT 0): add it with SELECT fence.protect('"app"."bare"')`,
@@ -179,6 +196,7 @@ func TestTablesThatCannotBeProtected(t *testing.T) {
 		"app.keyless":      "neither a primary key nor a unique index",
 		"app.unlogged":     "unlogged",
 		"app.view":         "not a table",
+		"app.parent":       "other tables inherit from",
 		"app.nonesuch":     "there is no table app.nonesuch",
 		"orders":           "not on the search_path",
 	} {
@@ -186,14 +204,21 @@ func TestTablesThatCannotBeProtected(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	for table, want := range map[string]string{
-		"app.narrow": "is integer, a fence needs a plain bigint", "app.nullable": "may be NULL", "app.unlogged": "unlogged or temporary", "app.view": "not a table",
+		"app.parent": "other tables inherit", "app.part": "it is a partition", "app.risky": "a partition of it is unlogged", "app.identity": "is generated",
+		"app.computed": "is generated", "app.defaulted": "has the default 1000, want 0",
+		"app.narrow": "is integer, a fence needs bigint", "app.nullable": "may be NULL", "app.unlogged": "unlogged or temporary", "app.view": "not a table",
 		"fence.lease": "belongs to the system", "pg_catalog.pg_class": "belongs to the system",
 	} {
 		_, err := b.pool.Exec(ctx, `SELECT fence.protect($1::text::regclass)`, table)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "WG003")
 	}
-	_, err := b.pool.Exec(ctx, `SELECT fence.protect('app.bare', 'twice')`)
+	_, err := b.pool.Exec(ctx, `SELECT fence.protect('app.huge')`)
+	require.ErrorContains(t, err, "fences are used up: 9223372036854775807 is known here")
+	_, err = b.pool.Exec(ctx, `SELECT fence.protect('app.bare', fence_column => '')`)
+	require.ErrorContains(t, err, "want a column name")
+	b.exec(`SELECT fence.protect('app.parted')`)
+	_, err = b.pool.Exec(ctx, `SELECT fence.protect('app.bare', 'twice')`)
 	require.ErrorContains(t, err, "want once or term")
 	_, err = b.pool.Exec(ctx, `SELECT fence.protect('app.bare', strength => 'strong')`)
 	require.ErrorContains(t, err, "want fenced or live")
@@ -245,6 +270,7 @@ func TestWritesThatCannotBe(t *testing.T) {
 		{fencedb.Key{"id": 1}, fencedb.Set{}, nil, "nothing to set"},
 		{fencedb.Key{"id": 1}, fencedb.Set{"w": 1}, nil, `no column "w"`},
 		{fencedb.Key{"id": 1}, fencedb.Set{"last_fence": 99}, nil, "which the gate alone writes"},
+		{fencedb.Key{"id": 1}, fencedb.Set{"id": 2}, nil, "names the row"},
 		{fencedb.Key{}, fencedb.Set{"v": "x"}, nil, "not a key of the table"},
 		{fencedb.Key{"v": "first"}, fencedb.Set{"v": "x"}, nil, "want the columns of one of [[id]]"},
 		{fencedb.Key{"id": 1, "v": "first"}, fencedb.Set{"v": "x"}, nil, "not a key of the table"},
@@ -273,6 +299,10 @@ func TestGateInADatabaseWithoutLeases(t *testing.T) {
 	require.NoError(t, err)
 	_, err = table.Update(ctx, fencedb.Static("etcd", 6, "A"), order1, fencedb.Set{"v": "A"})
 	require.ErrorIs(t, err, fencedb.ErrStale)
+	pgtest.Exec(t, cfg, `CREATE TABLE bare (id int PRIMARY KEY)`)
+	_, err = gate.Table(ctx, "bare")
+	require.ErrorContains(t, err, "fencecheck migrate up")
+	require.ErrorContains(t, err, `ALTER TABLE "public"."bare" ADD COLUMN last_fence bigint NOT NULL DEFAULT 0`)
 	_, err = table.Update(ctx, fencedb.Static("etcd", 8, "C"), order1, fencedb.Set{"v": "C"}, fencedb.WithStrength(fencedb.Live))
 	require.ErrorIs(t, err, fencedb.ErrSchema)
 }

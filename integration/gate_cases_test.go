@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -312,4 +313,139 @@ func TestLeaseLearnsFromARefusedWrite(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseLost)
 	require.ErrorIs(t, err, leasedb.ErrLost)
 	require.Equal(t, int64(1), query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`), "the second was not sent")
+}
+
+// A Live write under a snapshot that does not move is refused, whatever became of the lease: there it cannot be checked.
+func TestLiveNeedsReadCommitted(t *testing.T) {
+	ctx := context.Background()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		b := newBed(t)
+		table := b.table()
+		lease := b.acquire(b.client(leasedb.Config{}), "x")
+		tx, err := b.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, `SELECT 1 FROM app.orders`)
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(ctx))
+		outcome, err := table.In(tx).Update(ctx, factsOf(lease), order1, fencedb.Set{"v": "x"}, fencedb.WithStrength(fencedb.Live))
+		require.Equal(t, fencedb.Failed, outcome)
+		require.ErrorContains(t, err, "a live write needs READ COMMITTED")
+		require.NoError(t, tx.Rollback(ctx))
+	}
+}
+
+// Fences from elsewhere mean nothing to this database's own terms, though the numbers may be the same.
+func TestHoldersOfFencesFromElsewhere(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	client := b.client(leasedb.Config{Holder: "somebody local"})
+	for range 10 {
+		require.NoError(t, b.acquire(client, "local").Release(ctx)) // fences 2 to 20
+	}
+	_, err := table.Update(ctx, fencedb.Static("etcd", 10, "B"), order1, fencedb.Set{"v": "B"})
+	require.NoError(t, err)
+	_, err = table.Update(ctx, fencedb.Static("etcd", 8, "A"), order1, fencedb.Set{"v": "A"})
+	var e *fencedb.WriteError
+	require.ErrorAs(t, err, &e)
+	require.NoError(t, e.AuditErr)
+	require.Equal(t, "A", e.Holder)
+	require.Empty(t, e.CurrentHolder, "unknown, and not guessed")
+	require.Equal(t, "unknown", e.Verdict)
+	require.Equal(t, "A", query[string](b, `SELECT holder FROM fence.rejection`))
+}
+
+// What is wrong with the user's own table, or right, is not called a fault of schema fence.
+func TestErrorsOfTheTableItself(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	role := "wg_" + b.cfg.Database
+	b.exec(`CREATE ROLE ` + role + `; GRANT USAGE ON SCHEMA app, fence TO ` + role + `; GRANT SELECT ON app.orders, fence.protected_table TO ` + role)
+	t.Cleanup(func() { b.exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
+	asRole := func(strength fencedb.Strength) error {
+		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SET LOCAL ROLE `+role)
+			require.NoError(t, err)
+			_, err = table.In(tx).Update(ctx, lease, order1, fencedb.Set{"v": "x"}, fencedb.WithStrength(strength))
+			return err
+		})
+	}
+	err := asRole(fencedb.Fenced)
+	require.ErrorContains(t, err, "permission denied for table orders")
+	require.NotErrorIs(t, err, fencedb.ErrSchema)
+	b.exec(`GRANT UPDATE ON app.orders TO ` + role)
+	err = asRole(fencedb.Live)
+	require.ErrorIs(t, err, fencedb.ErrSchema, "here it is")
+	require.ErrorContains(t, err, "EXECUTE on its functions")
+
+	b.exec(`ALTER TABLE app.orders RENAME COLUMN v TO w`)
+	for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+		_, err = table.Update(ctx, lease, order1, fencedb.Set{"v": "x"}, fencedb.WithStrength(strength))
+		require.ErrorContains(t, err, "42703")
+		require.NotErrorIs(t, err, fencedb.ErrSchema)
+	}
+	b.exec(`REVOKE USAGE ON SCHEMA fence FROM ` + role)
+	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `SET SESSION AUTHORIZATION `+role)
+			return err
+		}
+	})
+	gate := fencedb.New(pool, fencedb.Config{})
+	t.Cleanup(gate.Close)
+	_, err = gate.Table(ctx, "app.orders")
+	require.ErrorIs(t, err, fencedb.ErrSchema)
+	require.ErrorContains(t, err, "USAGE on schema fence")
+}
+
+// A write that never left is not called unknown.
+func TestWriteThatWasNeverSent(t *testing.T) {
+	b := newBed(t)
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	gate := fencedb.New(pool, fencedb.Config{})
+	t.Cleanup(gate.Close)
+	table, err := gate.Table(context.Background(), "app.orders")
+	require.NoError(t, err)
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	outcome, err := table.Update(cancelled, lease, order1, fencedb.Set{"v": "x"})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, fencedb.Failed, outcome)
+
+	conn, err := pool.Acquire(context.Background())
+	require.NoError(t, err)
+	defer conn.Release()
+	brief, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	outcome, err = table.Update(brief, lease, order1, fencedb.Set{"v": "x"})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, fencedb.Failed, outcome)
+	require.NotErrorIs(t, err, fencedb.ErrUnknown)
+}
+
+// Whatever a key or a label is made of, the refusal is recorded, and a key is the same however its value was given.
+func TestAuditOfOddKeys(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`CREATE TABLE app.odd (f float8 PRIMARY KEY, u uuid UNIQUE NOT NULL, v text); SELECT fence.protect('app.odd');
+		INSERT INTO app.odd VALUES ('NaN', '00000000-0000-0000-0000-000000000001', 'first', 40)`)
+	table, err := b.gate.Table(ctx, "app.odd")
+	require.NoError(t, err)
+	for _, key := range []fencedb.Key{
+		{"f": math.NaN()},
+		{"u": [16]byte{15: 1}},
+		{"u": "00000000-0000-0000-0000-000000000001"},
+	} {
+		_, err := table.Update(ctx, fencedb.Static("bad \xff name", 2, "a \x00 holder"), key, fencedb.Set{"v": "x"})
+		var e *fencedb.WriteError
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, fencedb.ErrStale)
+		require.NoError(t, e.AuditErr)
+	}
+	require.Equal(t, 2, query[int](b, `SELECT count(*) FROM fence.rejection`))
+	require.Equal(t, `{"f": "NaN"}`, query[string](b, `SELECT row_key::text FROM fence.rejection WHERE row_key ? 'f'`))
+	require.Equal(t, int64(2), query[int64](b, `SELECT count FROM fence.rejection WHERE row_key ? 'u'`))
 }

@@ -115,12 +115,26 @@ func TestDocs(t *testing.T) {
 	}
 }
 
+// installed returns a directory in which fencecheck is installed.
+func installed(t *testing.T) string {
+	t.Helper()
+	bin := t.TempDir()
+	cmd := exec.Command("go", "install", "./cmd/fencecheck")
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "GOBIN="+bin)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return bin
+}
+
 // runShell runs a command as a user would, in the repository, on the bed's database.
 func runShell(b *bed, line string) {
 	b.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", line)
 	cmd.Dir = ".."
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+pgtest.Shared(b.t).URL(b.cfg.Database))
+	bin := installed(b.t)
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+pgtest.Shared(b.t).URL(b.cfg.Database),
+		"GOBIN="+bin, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	require.NoError(b.t, err, "%s\n%s", line, out)
 }

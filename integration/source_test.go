@@ -90,6 +90,35 @@ func TestNeverTwoGrantsWithOneFence(t *testing.T) {
 	require.Equal(t, 5, query[int](b, `SELECT count(*) FROM fence.epoch`), "each change makes one jump, however many notice it at once")
 }
 
+// Many who notice a change at the same moment make one jump.
+func TestOneJumpForAChange(t *testing.T) {
+	const sessions = 5
+	ctx := context.Background()
+	b := newBed(t)
+	client := b.client(leasedb.Config{LockWait: time.Minute, TTL: time.Hour, Conns: sessions})
+	b.acquire(client, "first")
+	b.exec(`UPDATE fence.epoch SET server_started_at = server_started_at - interval '1s'`) // as a restart looks
+	c := b.session()
+	_, err := c.Exec(ctx, `BEGIN; LOCK TABLE fence.epoch IN EXCLUSIVE MODE`) // which still lets it be read
+	require.NoError(t, err)
+	done := make(chan error, sessions)
+	for i := range sessions {
+		go func() {
+			_, err := client.TryAcquire(ctx, fmt.Sprintf("x-%d", i))
+			done <- err
+		}()
+	}
+	require.Eventually(t, func() bool {
+		return query[int](b, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == sessions
+	}, 30*time.Second, 5*time.Millisecond)
+	_, err = c.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	for range sessions {
+		require.NoError(t, <-done)
+	}
+	require.Equal(t, 2, query[int](b, `SELECT count(*) FROM fence.epoch`))
+}
+
 // Leases that were copied to another server without their sequence: the first grant there is above them. (C24)
 func TestSequenceBehindTheLeases(t *testing.T) {
 	b := newBed(t)

@@ -165,19 +165,13 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// notSentError marks an error that was met before the statement left this process, in pgconn.SafeToRetry's way.
-type notSentError struct{ error }
-
-func (notSentError) SafeToRetry() bool { return true }
-func (e notSentError) Unwrap() error   { return e.error }
-
 // call runs one statement as a transaction of its own, at READ COMMITTED, and returns what the server warned of.
 func (s *pgStore) call(
 	ctx context.Context, pool *pgxpool.Pool, work func(context.Context, querier) error,
 ) (warned string, err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return "", notSentError{err}
+		return "", pgerr.BeforeSending(err)
 	}
 	defer conn.Release()
 	notes := conn.Conn().PgConn().CustomData()
@@ -193,7 +187,7 @@ func (s *pgStore) call(
 	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
-		return "", notSentError{err}
+		return "", pgerr.BeforeSending(err)
 	}
 	if err := work(ctx, tx); err != nil {
 		// The server has undone it. A connection on which the rollback fails is closed by the pool.

@@ -47,6 +47,7 @@ func (c *Client) wait(ctx context.Context, name string) (_ *Lease, attempts int,
 		waiter = "" // then nobody need notify
 	}
 	var failingSince Reading
+	var inTheWay error
 	for failures := 0; ; {
 		if err := c.waitForOwn(ctx, name); err != nil {
 			return nil, attempts, err
@@ -74,8 +75,11 @@ func (c *Client) wait(ctx context.Context, name string) (_ *Lease, attempts int,
 			pause = jitter(min(50*time.Millisecond<<min(failures, 6), c.cfg.PollEvery))
 		}
 		c.listenOnce()
+		if ctx.Err() == nil || inTheWay == nil {
+			inTheWay = err // the last that says more than that time is up
+		}
 		if waitErr := c.pause(ctx, pause, line.wake); waitErr != nil {
-			return nil, attempts, fmt.Errorf("%w; last: %w", waitErr, err)
+			return nil, attempts, fmt.Errorf("%w; last: %w", waitErr, inTheWay)
 		}
 	}
 }

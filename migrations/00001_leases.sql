@@ -108,6 +108,9 @@ BEGIN
         EXECUTE 'SELECT max(p.high_water) FROM fence.protected_table p' INTO v_register;
         v_seen := greatest(v_seen, v_register);
     END IF;
+    IF v_seen > 9007199254740990 - 1048576 THEN
+        RAISE EXCEPTION 'fences are used up: % is known here, and they stay below 2^53', v_seen USING ERRCODE = 'WG001';
+    END IF;
     v_to := greatest(v_seen + 1048576, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_to := v_to + v_to % 2;
     IF v_to >= 9007199254740990 THEN
@@ -244,10 +247,11 @@ BEGIN
     IF acquire.token IS NULL THEN
         RAISE EXCEPTION 'token NULL: want a random uuid, new for each grant' USING ERRCODE = '22023';
     END IF;
-    IF acquire.lock_wait IS NULL OR acquire.lock_wait < interval '1 millisecond' THEN
-        RAISE EXCEPTION 'lock_wait %: want at least a millisecond', coalesce(acquire.lock_wait::text, 'NULL')
+    IF acquire.lock_wait IS NULL OR acquire.lock_wait NOT BETWEEN interval '1 millisecond' AND interval '1 day' THEN
+        RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(acquire.lock_wait::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
+    acquire.holder := coalesce(acquire.holder, '');
     -- Under a snapshot that does not move, what is read after the lock may be older than the lock.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'isolation level %: fence.acquire needs READ COMMITTED', current_setting('transaction_isolation')
@@ -412,6 +416,18 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'isolation level %: fence.release needs READ COMMITTED', current_setting('transaction_isolation')
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT fence.release(…); COMMIT';
+    END IF;
+    IF release.name IS NULL OR octet_length(release.name) NOT BETWEEN 1 AND 255
+       OR release.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
+            coalesce(octet_length(release.name), 0) USING ERRCODE = '22023';
+    END IF;
+    IF release.token IS NULL THEN
+        RAISE EXCEPTION 'token NULL: want that of the grant' USING ERRCODE = '22023';
+    END IF;
+    IF release.lock_wait IS NULL OR release.lock_wait NOT BETWEEN interval '1 millisecond' AND interval '1 day' THEN
+        RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(release.lock_wait::text, 'NULL')
+            USING ERRCODE = '22023';
     END IF;
     PERFORM set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true);
 

@@ -45,8 +45,8 @@ COMMENT ON TABLE fence.rejection IS 'protected writes that were refused, one row
 COMMENT ON COLUMN fence.rejection.reason IS
     'stale: the row had seen a newer fence; the others: the lease was not this grant''s any more, and why';
 COMMENT ON COLUMN fence.rejection.verdict IS
-    'stale: a newer grant exists; expired: over, nobody followed; lawful: the holder itself was refused, look into it;'
-    ' unknown: this database has no such lease';
+    'stale: a newer grant exists; expired: over, nobody followed; lawful: the holder itself was refused, look into it (the'
+    ' source of fences, or a row that is written under two leases); unknown: this database has no such lease';
 
 -- fence.lease_state says what became of a grant, without locking anything:
 --   held, expired (nobody followed), released, superseded (a newer grant exists), wrong_fence (the token holds the
@@ -86,6 +86,11 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     v_expires_at timestamptz;
 BEGIN
+    -- Under a snapshot that does not move, FOR KEY SHARE may lock a version of the row that is not the newest.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'isolation level %: a live write needs READ COMMITTED', current_setting('transaction_isolation')
+            USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED, or write with strength Fenced.';
+    END IF;
     SELECT l.expires_at INTO v_expires_at
       FROM fence.lease l
      WHERE l.name = live.name AND l.token = live.token AND l.fence = live.fence AND l.released_at IS NULL
@@ -97,7 +102,8 @@ END $$;
 
 -- fence.record_rejection adds refusals to the audit, or to the count of the row that is there for the same table, key,
 -- lease, fence and reason. Call it in a transaction of its own: one that the refused writer rolls back would take the
--- record along. Holders are looked up by fence; given_holder serves only where this database knows no such term.
+-- record along. Holders are looked up by fence, if this database has the lease; fences from elsewhere mean nothing here,
+-- and given_holder is all that is known of theirs.
 -- +goose StatementBegin
 CREATE FUNCTION fence.record_rejection(
     table_name text, row_key jsonb, lease_name text, token uuid, fence bigint, reason text, current_fence bigint,
@@ -110,6 +116,9 @@ DECLARE
     v_state text := fence.lease_state(record_rejection.lease_name, NULL, record_rejection.fence);
     v_last  bigint;
 BEGIN
+    IF record_rejection.times NOT BETWEEN 1 AND 1000000000 THEN
+        RAISE EXCEPTION 'times %: want 1 to 1000000000', record_rejection.times USING ERRCODE = '22023';
+    END IF;
     SELECT l.fence, l.holder INTO v_last, current_holder FROM fence.lease l WHERE l.name = record_rejection.lease_name;
     verdict := CASE v_state
         WHEN 'superseded' THEN 'stale'
@@ -122,14 +131,19 @@ BEGIN
         ELSE 'unknown'
     END;
 
-    SELECT t.holder INTO holder FROM fence.term t WHERE t.fence = record_rejection.fence;
+    IF v_state = 'no_lease' THEN
+        current_holder := NULL;
+    ELSE
+        SELECT t.holder INTO holder FROM fence.term t
+         WHERE t.fence = record_rejection.fence AND t.name = record_rejection.lease_name;
+        -- The row's newest writer, where its term is known; else whoever has the lease now.
+        SELECT t.holder INTO current_holder FROM fence.term t
+         WHERE t.fence = coalesce(record_rejection.current_fence, v_last)
+           AND t.fence <> record_rejection.fence
+        UNION ALL SELECT current_holder WHERE v_last > record_rejection.fence
+        LIMIT 1;
+    END IF;
     holder := coalesce(holder, record_rejection.given_holder, '');
-    -- The row's newest writer, where its term is known; else whoever has the lease now.
-    SELECT t.holder INTO current_holder FROM fence.term t
-     WHERE t.fence = coalesce(record_rejection.current_fence, v_last)
-       AND t.fence <> record_rejection.fence
-    UNION ALL SELECT current_holder WHERE v_last > record_rejection.fence
-    LIMIT 1;
     current_holder := coalesce(current_holder, '');
 
     INSERT INTO fence.rejection AS x
@@ -172,7 +186,10 @@ BEGIN
         RAISE EXCEPTION 'strength %: want fenced or live', coalesce(quote_literal(protect.strength), 'NULL')
             USING ERRCODE = '22023';
     END IF;
-    SELECT k.relkind, k.relpersistence, n.nspname INTO c
+    IF coalesce(protect.fence_column, '') = '' THEN
+        RAISE EXCEPTION 'fence_column is empty: want a column name' USING ERRCODE = '22023';
+    END IF;
+    SELECT k.relkind, k.relpersistence, k.relispartition, n.nspname INTO c
       FROM pg_class k JOIN pg_namespace n ON n.oid = k.relnamespace WHERE k.oid = protect.relation;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no relation with oid %', protect.relation::oid USING ERRCODE = '42P01';
@@ -185,16 +202,39 @@ BEGIN
         RAISE EXCEPTION '% cannot be protected: it is unlogged or temporary', protect.relation USING ERRCODE = 'WG003',
             HINT = 'A crash empties an unlogged table, and its fences with it. ALTER TABLE … SET LOGGED first.';
     END IF;
+    IF c.relispartition THEN
+        RAISE EXCEPTION '% cannot be protected: it is a partition', protect.relation USING ERRCODE = 'WG003',
+            HINT = 'Protect the partitioned table that it belongs to.';
+    END IF;
+    IF c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_inherits i WHERE i.inhparent = protect.relation) THEN
+        RAISE EXCEPTION '% cannot be protected: other tables inherit from it', protect.relation USING ERRCODE = 'WG003',
+            HINT = 'A key is unique in each of them, not in all: a write by key could change several rows.';
+    END IF;
+    IF c.relkind = 'p' AND EXISTS (SELECT 1 FROM pg_partition_tree(protect.relation) t JOIN pg_class k ON k.oid = t.relid
+                                    WHERE k.relpersistence <> 'p' OR k.relkind NOT IN ('r', 'p')) THEN
+        RAISE EXCEPTION '% cannot be protected: a partition of it is unlogged or a foreign table', protect.relation
+            USING ERRCODE = 'WG003', HINT = 'A crash empties an unlogged table, and its fences with it.';
+    END IF;
     IF c.nspname = 'fence' OR c.nspname LIKE 'pg\_%' OR c.nspname = 'information_schema' THEN
         RAISE EXCEPTION '% cannot be protected: it belongs to the system', protect.relation USING ERRCODE = 'WG003';
     END IF;
 
-    SELECT t.atttypid, t.attnotnull, t.attgenerated INTO a FROM pg_attribute t
+    SELECT t.atttypid, t.attnotnull, t.attgenerated, t.attidentity, pg_get_expr(d.adbin, d.adrelid) AS value INTO a
+      FROM pg_attribute t LEFT JOIN pg_attrdef d ON d.adrelid = t.attrelid AND d.adnum = t.attnum
      WHERE t.attrelid = protect.relation AND t.attname = protect.fence_column AND NOT t.attisdropped;
     v_found := FOUND;
-    IF v_found AND (a.atttypid <> 'bigint'::regtype OR a.attgenerated <> '') THEN
-        RAISE EXCEPTION '% cannot be protected: column % is %, a fence needs a plain bigint', protect.relation,
+    IF v_found AND a.atttypid <> 'bigint'::regtype THEN
+        RAISE EXCEPTION '% cannot be protected: column % is %, a fence needs bigint', protect.relation,
             quote_ident(protect.fence_column), format_type(a.atttypid, NULL) USING ERRCODE = 'WG003';
+    END IF;
+    IF v_found AND (a.attgenerated <> '' OR a.attidentity <> '') THEN
+        RAISE EXCEPTION '% cannot be protected: column % is generated, a fence is written by the gate', protect.relation,
+            quote_ident(protect.fence_column) USING ERRCODE = 'WG003';
+    END IF;
+    IF v_found AND a.value !~ '^[(]?''?0''?[)]?(::bigint)?$' THEN
+        RAISE EXCEPTION '% cannot be protected: column % has the default %, want 0: a new row has seen no fence',
+            protect.relation, quote_ident(protect.fence_column), a.value USING ERRCODE = 'WG003',
+            HINT = format('ALTER TABLE %s ALTER %I SET DEFAULT 0', protect.relation, protect.fence_column);
     END IF;
     IF v_found AND NOT a.attnotnull THEN
         RAISE EXCEPTION '% cannot be protected: column % may be NULL, and NULL compares with no fence', protect.relation,
@@ -285,8 +325,8 @@ BEGIN
           FROM fence.tables_holding_fences() t;
         IF v_held IS NOT NULL THEN
             RAISE EXCEPTION 'protected tables still hold fences: %', v_held USING ERRCODE = 'WG004',
-                DETAIL = 'Without this schema fences start again at 2, below those: every later writer would be refused.',
-                HINT = 'Set their fence columns to 0 and call fence.unprotect(), or force it with writegate.force_down = on.';
+                DETAIL = 'Without this schema fences start again at 2, below those in the tables, which would then refuse every writer.',
+                HINT = 'Call fence.unprotect() for tables that need no protection any more, or force it with writegate.force_down = on.';
         END IF;
     END IF;
 END $$;

@@ -2,10 +2,14 @@ package main
 
 import (
 	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/writegate/writegate/internal/demo"
+	"github.com/writegate/writegate/internal/pgtest"
 )
 
 func (a *app) demo() *cobra.Command {
@@ -18,7 +22,8 @@ one table, and starts two worker processes. The first takes the lease, is stoppe
 middle of its write, after the second has taken over. Its write is refused by the row.
 
 It runs on a throw-away server made from installed binaries or a container, or, with --database-url, in a database that
-it creates on that server and drops again. DATABASE_URL is not read, lest it name a server you did not mean.`,
+it creates on that server and drops again (if it is killed outright, one called writegate_demo_… stays there). DATABASE_URL is
+not read, lest it name a server you did not mean; ` + pgtest.EnvURL + ` is, as by the tests.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.databaseURL != "" {
@@ -26,6 +31,8 @@ it creates on that server and drops again. DATABASE_URL is not read, lest it nam
 					return err
 				}
 			}
+			// A reader that goes away ends the demo with an error, and not before it has cleaned up.
+			signal.Ignore(syscall.SIGPIPE)
 			self, err := os.Executable()
 			if err != nil {
 				return err
@@ -34,6 +41,7 @@ it creates on that server and drops again. DATABASE_URL is not read, lest it nam
 				DatabaseURL: a.databaseURL,
 				Keep:        keep,
 				Worker:      []string{self, "demo-worker"},
+				Program:     program(self),
 				Out:         cmd.OutOrStdout(),
 			})
 		},
@@ -57,4 +65,13 @@ func (a *app) demoWorker() *cobra.Command {
 	cmd.Flags().StringVar(&o.Holder, "holder", "worker", "")
 	cmd.Flags().BoolVar(&o.Pause, "pause", false, "")
 	return cmd
+}
+
+// program is how to call this program again: by its name if that is found, as it is when installed, else as one does in
+// the repository.
+func program(self string) string {
+	if path, err := exec.LookPath("fencecheck"); err == nil && path == self {
+		return "fencecheck"
+	}
+	return "go run ./cmd/fencecheck"
 }

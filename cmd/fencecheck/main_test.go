@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -133,6 +135,28 @@ func TestMigrateByManyAtOnce(t *testing.T) {
 	require.Equal(t, migrations.Version, applied)
 }
 
+// Where another set has folded our migrations in, its tool upgrades them, and we say so.
+func TestMigrateBesideASetThatFoldedOursIn(t *testing.T) {
+	cfg := pgtest.NewEmpty(t)
+	db := "--database-url=" + url(t, cfg)
+	for v := int64(1); v <= migrations.Version; v++ {
+		text, err := migrate.SQL(v)
+		require.NoError(t, err)
+		up, _, _ := strings.Cut(text, "-- +goose Down")
+		pgtest.Exec(t, cfg, up)
+	}
+	r := fencecheck("migrate", "status", db)
+	require.Equal(t, exitClean, r.code, r.stderr)
+	require.Equal(t, migrations.Version, strings.Count(r.stdout, "applied by another tool"))
+	for _, command := range []string{"up", "down"} {
+		r = fencecheck("migrate", command, db)
+		require.Equal(t, exitCannotCheck, r.code)
+		require.Equal(t, "none", value[string](t, cfg, `SELECT coalesce(to_regclass('fence.goose_db_version')::text, 'none')`), "nothing was written")
+	}
+	require.Contains(t, fencecheck("migrate", "up", db).stderr, "another tool has applied it")
+	require.Equal(t, exitClean, fencecheck("leases", db).code)
+}
+
 func TestMigrateSQL(t *testing.T) {
 	r := fencecheck("migrate", "sql")
 	require.Equal(t, exitClean, r.code)
@@ -214,13 +238,13 @@ func TestRejections(t *testing.T) {
 	require.Equal(t, 0, count("--until", "2026-01-02T04:04:05.000006+01:00"))
 	require.Equal(t, 1, count("--until", "2026-01-02 03:04:05.000007Z"))
 	require.Equal(t, 1, count("--since", "1h"))
-	require.Equal(t, 0, count("--table", "app.other"))
+	require.Equal(t, 0, count("--table", "fence.lease"))
 	require.Equal(t, 2, count("--table", "app.orders", "--lease", "held"))
 	require.Equal(t, 2, count("--limit", "2"))
 	r = fencecheck("rejections", db, "--limit", "1")
 	require.Equal(t, exitClean, r.code)
 	require.Contains(t, r.stderr, "more than these 1")
-	require.Equal(t, exitClean, fencecheck("rejections", db, "--since", "2026-01-02T03:04:05Z", "--table", "none", "--fail").code)
+	require.Equal(t, exitClean, fencecheck("rejections", db, "--since", "2026-01-02T03:04:05Z", "--table", "fence.lease", "--fail").code)
 }
 
 func TestBadCalls(t *testing.T) {
@@ -261,6 +285,9 @@ func TestBadCalls(t *testing.T) {
 		{"a newer schema", []string{"rejections", "--database-url", url(t, newer)}, exitCannotCheck, "update the program"},
 		{"no audit table", []string{"rejections", "--database-url", url(t, noAudit)}, exitCannotCheck, "fence.rejection"},
 		{"migrating a read-only server", []string{"migrate", "up", "--database-url", url(t, readOnly)}, exitCannotCheck, "25006"},
+		{"an empty URL", []string{"leases", "--database-url", ""}, exitUsage, "--database-url is empty"},
+		{"an empty window", []string{"rejections", "--since", "1h", "--until", "2h"}, exitUsage, "nothing can lie between"},
+		{"a table that is not there", []string{"rejections", "--fail", "--table", "app.nonesuch", "--database-url", url(t, pgtest.New(t))}, exitCannotCheck, "no table app.nonesuch"},
 		{"down to above", []string{"migrate", "down", "--to", "9", "--database-url", url(t, noAudit)}, exitCannotCheck, "cannot go down to 9"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -335,7 +362,9 @@ func TestDemoOnAServerOfOnesOwn(t *testing.T) {
 		require.Regexp(t, regexp.MustCompile(step), r.stdout)
 	}
 	cfg := server.Config("")
-	require.Equal(t, 0, value[int](t, cfg, `SELECT count(*) FROM pg_database WHERE datname LIKE 'writegate_demo_%'`), "nothing is left of it")
+	used := regexp.MustCompile(`using database (writegate_demo_\w+)`).FindStringSubmatch(r.stdout)
+	require.NotNil(t, used, r.stdout)
+	require.Equal(t, 0, value[int](t, cfg, `SELECT count(*) FROM pg_database WHERE datname = '`+used[1]+`'`), "nothing is left of it")
 
 	r = runDemo(t, "--keep", "--database-url", server.URL("postgres"))
 	require.Equal(t, exitClean, r.code, r.stdout+r.stderr)
@@ -348,7 +377,7 @@ func TestDemoOnAServerOfOnesOwn(t *testing.T) {
 
 // Where the server starts from installed binaries, it is gone afterwards; kept, it answers until it is ended as told.
 func TestDemoOnAThrowAwayServer(t *testing.T) {
-	where := regexp.MustCompile(`using a throw-away (?:server from \S+ in (\S+)|container)`)
+	where := regexp.MustCompile(`on a throw-away (?:server from \S+ in (\S+)|container)`)
 	r := runDemo(t)
 	require.Equal(t, exitClean, r.code, r.stdout+r.stderr)
 	found := where.FindStringSubmatch(r.stdout)
@@ -379,4 +408,48 @@ func value[T any](t *testing.T, cfg *pgx.ConnConfig, sql string) (v T) {
 	defer func() { _ = conn.Close(ctx) }()
 	require.NoError(t, conn.QueryRow(ctx, sql).Scan(&v))
 	return v
+}
+
+// However the demo's reader or terminal goes away, the database that it made on somebody's server is dropped.
+func TestDemoCleansUpBehindItself(t *testing.T) {
+	server := pgtest.Shared(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, how := range []string{"the reader leaves", "interrupt", "hangup"} {
+		t.Run(how, func(t *testing.T) {
+			cmd := exec.Command(self, "demo", "--database-url", server.URL("postgres"))
+			var errOut bytes.Buffer
+			cmd.Stderr = &errOut
+			out, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			lines := bufio.NewScanner(out)
+			var database string
+			for lines.Scan() {
+				if m := regexp.MustCompile(`using database (writegate_demo_\w+)`).FindStringSubmatch(lines.Text()); m != nil {
+					database = m[1]
+				}
+				if strings.Contains(lines.Text(), "SIGSTOP") {
+					break
+				}
+			}
+			require.NotEmpty(t, database)
+			switch how {
+			case "the reader leaves":
+				require.NoError(t, out.Close())
+			case "interrupt":
+				require.NoError(t, cmd.Process.Signal(os.Interrupt))
+			case "hangup":
+				require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+			}
+			for lines.Scan() { //nolint:revive // lets it end
+			}
+			require.Error(t, cmd.Wait())
+			require.Equal(t, exitCannotCheck, cmd.ProcessState.ExitCode(), errOut.String())
+			if how != "the reader leaves" {
+				require.Equal(t, "fencecheck: interrupted; everything that was started has been removed\n", errOut.String())
+			}
+			require.Equal(t, 0, value[int](t, server.Config(""), `SELECT count(*) FROM pg_database WHERE datname = '`+database+`'`))
+		})
+	}
 }

@@ -108,6 +108,9 @@ func (a *app) migrateStatus() *cobra.Command {
 			return a.print(cmd.OutOrStdout(), list, func(w io.Writer) error {
 				for _, m := range list {
 					when := "pending"
+					if m.ByOther {
+						when = "applied by another tool"
+					}
 					if !m.AppliedAt.IsZero() {
 						when = "applied " + m.AppliedAt.UTC().Format("2006-01-02 15:04:05Z07:00")
 					}

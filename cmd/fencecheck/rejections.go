@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +21,9 @@ func (a *app) rejections() *cobra.Command {
 		Short: "Show the writes that were refused, the latest first",
 		Long: `rejections shows which late writes were stopped, whose they were, and whose they would have overwritten. A write that
 was tried again and again is one line with a count. The verdict says whether its writer had been superseded (stale), had
-merely run out of time (expired), or was the lawful holder (lawful: its fence source or its clock is broken).`,
+merely run out of time (expired), or was the lawful holder (lawful). The last is an alarm: the source of fences went back
+in time, or the row is written under two leases, whose fences then stand in each other's way. Where this database has no
+such lease, because fences come from elsewhere, it is unknown.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if filter.Since, err = parseTime("--since", since); err != nil {
@@ -29,7 +32,10 @@ merely run out of time (expired), or was the lawful holder (lawful: its fence so
 			if filter.Until, err = parseTime("--until", until); err != nil {
 				return err
 			}
-			if filter.Limit < 0 {
+			if !filter.Since.IsZero() && !filter.Until.IsZero() && !filter.Since.Before(filter.Until) {
+				return usageError{fmt.Errorf("--since %s is not before --until %s: nothing can lie between", since, until)}
+			}
+			if filter.Limit < 0 || filter.Limit == math.MaxInt {
 				return usageError{fmt.Errorf("--limit %d: want 0 (all) or more", filter.Limit)}
 			}
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
@@ -43,6 +49,12 @@ merely run out of time (expired), or was the lawful holder (lawful: its fence so
 				err = a.print(cmd.OutOrStdout(), found, func(w io.Writer) error { return audit.WriteRejections(w, found) })
 				if err != nil {
 					return err
+				}
+				if len(found) == 0 && filter.Table != "" {
+					// A name that was mistyped must not pass for a clean bill.
+					if err := audit.CheckTable(cmd.Context(), conn, filter.Table); err != nil {
+						return err
+					}
 				}
 				if cut {
 					_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "fencecheck: there are more than these %d; --limit 0 shows all\n", filter.Limit)

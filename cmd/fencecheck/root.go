@@ -11,8 +11,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
+
+	"github.com/writegate/writegate/internal/pgerr"
 )
 
 // app is what the commands share.
@@ -31,6 +32,12 @@ func newRoot() *cobra.Command {
 The database is named by --database-url, else by DATABASE_URL, else by the PG* variables that psql reads too.
 
 Exit status: 0 all is well; 1 found what it was asked to look for; 2 called wrongly; 3 could not do or check it.`,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("database-url") && a.databaseURL == "" { // most often an unset variable of the shell
+				return usageError{errors.New("--database-url is empty")}
+			}
+			return nil
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          usageArgs(cobra.NoArgs),
@@ -85,7 +92,7 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 	}
 	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, usageError{explainParse(err)}
+		return nil, usageError{pgerr.ExplainParse(err)}
 	}
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = 10 * time.Second
@@ -94,23 +101,6 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 		cfg.RuntimeParams["application_name"] = "fencecheck"
 	}
 	return cfg, nil
-}
-
-// explainParse says what is wrong without quoting the string: where it cannot be parsed, nobody can tell which part of
-// it is the password.
-func explainParse(err error) error {
-	why := "want postgres://user@host:port/database or key=value pairs"
-	var parse *pgconn.ParseConfigError
-	if errors.As(err, &parse) {
-		blank := *parse
-		blank.ConnString = ""
-		_, detail, _ := strings.Cut(blank.Error(), ": ")
-		if strings.HasPrefix(detail, "failed to parse as keyword/value") {
-			detail, _, _ = strings.Cut(detail, " (") // which quotes a word of it
-		}
-		why = detail + "; " + why
-	}
-	return fmt.Errorf("the connection string cannot be understood (it is not shown, for it may hold a password): %s", why)
 }
 
 // withConn runs work on one connection.

@@ -137,6 +137,20 @@ func Rejections(ctx context.Context, q Querier, f Filter) (found []Rejection, cu
 	return found, false, nil
 }
 
+// CheckTable returns an error unless there is a table of that name, written as schema.table without quotes.
+func CheckTable(ctx context.Context, q Querier, name string) error {
+	var exists bool
+	err := q.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname || '.' || c.relname = $1)`, name).Scan(&exists)
+	if err != nil {
+		return err
+	}
+	if !exists {
+		return fmt.Errorf("there is no table %s here, and no rejection of one: want schema.table", name)
+	}
+	return nil
+}
+
 func orNil(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil

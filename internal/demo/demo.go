@@ -34,11 +34,25 @@ type Options struct {
 	DatabaseURL string   // "": a throw-away server
 	Keep        bool     // leave the database, and a throw-away server, for looking at
 	Worker      []string // the command that runs [Worker], to which --holder and --pause are added
+	Program     string   // what to call fencecheck in what is printed
 	Out         io.Writer
 }
 
 // Run tells the story as it happens and returns nil only if every step of it was found in the database.
 func Run(ctx context.Context, o Options) (err error) {
+	interrupted := ctx.Done()
+	var leftBehind error
+	defer func() {
+		select {
+		case <-interrupted:
+			err = errors.New("interrupted; everything that was started has been removed")
+			if leftBehind != nil {
+				err = fmt.Errorf("interrupted, and not everything could be removed: %w", leftBehind)
+			}
+		default:
+			err = errors.Join(err, leftBehind)
+		}
+	}()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := &story{out: o.Out, began: time.Now()}
@@ -48,8 +62,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	s.tell("demo", "using %s", server.Where)
 	database := "writegate_demo_" + strings.ToLower(rand.Text()[:8])
+	s.tell("demo", "using database %s on %s", database, server.Where)
 	admin, err := pgx.ConnectConfig(ctx, server.Config(""))
 	if err != nil {
 		return errors.Join(err, server.Stop())
@@ -61,15 +75,15 @@ func Run(ctx context.Context, o Options) (err error) {
 		defer cancel()
 		if o.Keep && err == nil {
 			kept = true
-			err = leave(ctx, s, server, database)
+			err = leave(ctx, s, server, database, o.Program)
 		}
 		if !kept && server.Kind == "url" {
 			_, dropErr := admin.Exec(end, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)")
-			err = errors.Join(err, dropErr)
+			leftBehind = dropErr
 		}
-		err = errors.Join(err, admin.Close(end))
+		leftBehind = errors.Join(leftBehind, admin.Close(end))
 		if !kept {
-			err = errors.Join(err, server.Stop())
+			leftBehind = errors.Join(leftBehind, server.Stop())
 		}
 	}()
 	if _, err := admin.Exec(ctx, "CREATE DATABASE "+database); err != nil {
@@ -86,7 +100,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
 	s.conn = conn
-	return play(ctx, s, o.Worker, server.URL(database))
+	// PG* variables may complete what a borrowed server's URL leaves out; of a throw-away one they know nothing.
+	return play(ctx, s, o.Worker, server.URL(database), server.Kind != "url")
 }
 
 func start(ctx context.Context, databaseURL string) (*pgtest.Server, error) {
@@ -130,8 +145,8 @@ func jobrunnerUpTo(ctx context.Context, config *pgx.ConnConfig, version int64) (
 	return err
 }
 
-func play(ctx context.Context, s *story, worker []string, databaseURL string) error {
-	a, err := startProcess(ctx, worker, databaseURL, "worker-a", true)
+func play(ctx context.Context, s *story, worker []string, databaseURL string, ownServer bool) error {
+	a, err := startProcess(ctx, worker, databaseURL, "worker-a", ownServer, true)
 	if err != nil {
 		return err
 	}
@@ -153,7 +168,7 @@ func play(ctx context.Context, s *story, worker []string, databaseURL string) er
 	stopped := time.Now()
 	s.tell("demo", "SIGSTOP to worker-a (process %d), between that look and the write", a.pid())
 
-	b, err := startProcess(ctx, worker, databaseURL, "worker-b", false)
+	b, err := startProcess(ctx, worker, databaseURL, "worker-b", ownServer, false)
 	if err != nil {
 		return err
 	}
@@ -297,10 +312,10 @@ func (s *story) verify(ctx context.Context, fenceA, fenceB int64, before reportR
 }
 
 // leave keeps the server up, and says how to look at it.
-func leave(ctx context.Context, s *story, server *pgtest.Server, database string) error {
-	// No password: on a throw-away server the socket asks for none, and whoever gave us a URL has it.
+func leave(ctx context.Context, s *story, server *pgtest.Server, database, program string) error {
+	// Without a password where it is not needed, or known to whoever gave us a URL.
 	url := server.PublicURL(database)
-	_, _ = fmt.Fprintf(s.out, "\nKept. Look at it with\n\n  psql '%s'\n  fencecheck rejections --database-url '%s'\n\n", url, url)
+	_, _ = fmt.Fprintf(s.out, "\nKept. Look at it with\n\n  psql '%s'\n  %s rejections --database-url '%s'\n\n", url, program, url)
 	if server.Kind == "url" {
 		_, _ = fmt.Fprintf(s.out, "and remove it with\n\n  DROP DATABASE %s\n", database)
 		return nil
@@ -328,14 +343,18 @@ type process struct {
 	ended  chan error // holds the exit once, for wait
 }
 
-func startProcess(ctx context.Context, worker []string, databaseURL, holder string, pause bool) (*process, error) {
+func startProcess(ctx context.Context, worker []string, databaseURL, holder string, ownServer, pause bool) (*process, error) {
+	environ := os.Environ()
+	if ownServer {
+		environ = slices.DeleteFunc(environ, func(kv string) bool { return strings.HasPrefix(kv, "PG") })
+	}
 	args := slices.Concat(worker[1:], []string{"--holder", holder})
 	if pause {
 		args = append(args, "--pause")
 	}
 	cmd := exec.CommandContext(ctx, worker[0], args...)
 	// In the environment, which only its owner can read; arguments are for everybody.
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+databaseURL)
+	cmd.Env = append(environ, "DATABASE_URL="+databaseURL)
 	p := &process{holder: holder, cmd: cmd, events: make(chan event, 16), stderr: &strings.Builder{}, ended: make(chan error, 1)}
 	cmd.Stderr = p.stderr
 	cmd.SysProcAttr = dieWithUs()

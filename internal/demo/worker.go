@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -147,5 +146,3 @@ func (p *pauseBeforeWrite) TraceQueryStart(ctx context.Context, _ *pgx.Conn, dat
 }
 
 func (p *pauseBeforeWrite) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (e event) String() string { return fmt.Sprintf("%+v", struct{ event }{e}) }

@@ -35,11 +35,13 @@ type Step struct {
 	Duration time.Duration `json:"-"`
 }
 
-// Status is one migration and when it was applied; AppliedAt is zero while it is pending.
+// Status is one migration and when it was applied; AppliedAt is zero while it is pending, and where another tool has
+// applied it, which keeps its own history.
 type Status struct {
 	Version   int64     `json:"version"`
 	File      string    `json:"file"`
 	AppliedAt time.Time `json:"applied_at,omitzero"`
+	ByOther   bool      `json:"applied_by_another_tool,omitempty"`
 }
 
 // HeldError says that the schema was not taken away because protected tables still hold fences.
@@ -49,7 +51,7 @@ type HeldError struct {
 
 func (e *HeldError) Error() string {
 	return fmt.Sprintf("protected tables still hold fences: %s; without the schema fences start again at 2, below those, "+
-		"and every later writer would be refused: set their fence columns to 0 and call fence.unprotect(), or use --force",
+		"and the tables would refuse every writer: call fence.unprotect() for tables that need no protection any more, or use --force",
 		strings.Join(e.Tables, ", "))
 }
 
@@ -117,10 +119,11 @@ func List(ctx context.Context, cfg *pgx.ConnConfig) ([]Status, error) {
 			return err
 		}
 		if !exists { // goose would create it, and reading a status must write nothing
+			folded, err := foldedVersion(ctx, db)
 			for _, s := range p.ListSources() {
-				list = append(list, Status{Version: s.Version, File: s.Path})
+				list = append(list, Status{Version: s.Version, File: s.Path, ByOther: s.Version <= folded})
 			}
-			return nil
+			return err
 		}
 		all, err := p.Status(ctx)
 		if err != nil {
@@ -186,6 +189,9 @@ func run(
 		return err
 	}
 	if create {
+		if err := refuseOthers(ctx, db); err != nil {
+			return err
+		}
 		// goose creates its table before it runs the migration that creates the schema.
 		if err := createSchema(ctx, db); err != nil {
 			return err
@@ -203,6 +209,31 @@ func run(
 func historyExists(ctx context.Context, db *sql.DB) (exists bool, err error) {
 	err = db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, VersionTable).Scan(&exists)
 	return exists, err
+}
+
+// refuseOthers keeps us from applying what a set that has folded ours in has applied already, under a history of its own.
+func refuseOthers(ctx context.Context, db *sql.DB) error {
+	version, err := foldedVersion(ctx, db)
+	if err != nil || version == 0 {
+		return err
+	}
+	return fmt.Errorf("schema fence is at version %d here, and there is no %s: another tool has applied it, and has to upgrade it "+
+		"(`fencecheck migrate sql` prints what is new)", version, VersionTable)
+}
+
+// foldedVersion returns the version of a schema that was not applied by us, 0 if there is none.
+func foldedVersion(ctx context.Context, db *sql.DB) (version int64, err error) {
+	if exists, err := historyExists(ctx, db); err != nil || exists {
+		return 0, err
+	}
+	var found bool
+	err = db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_proc p
+		JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'fence' AND p.proname = 'schema_version')`).Scan(&found)
+	if err != nil || !found {
+		return 0, err
+	}
+	err = db.QueryRowContext(ctx, `SELECT fence.schema_version()`).Scan(&version)
+	return version, err
 }
 
 func createSchema(ctx context.Context, db *sql.DB) error {

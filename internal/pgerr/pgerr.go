@@ -4,6 +4,7 @@ package pgerr
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -44,6 +45,23 @@ func LockTimeout(err error) bool {
 	return Code(err) == "55P03"
 }
 
+// NoSuchFunction reports whether err may come from calling a function of schema fence: those of a protected write's own
+// table are told by other codes.
+func NoSuchFunction(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	switch pgErr.Code {
+	case "3F000", "42883":
+		return true
+	case "42501": // the message is all that tells which right is missing
+		return strings.Contains(pgErr.Message, "schema fence") || strings.Contains(pgErr.Message, "function live") ||
+			strings.Contains(pgErr.Message, "function lease_state")
+	}
+	return false
+}
+
 // Answered reports whether err is the server's own word that the statement failed and left nothing behind. Otherwise
 // the statement may have been carried out: the reply was lost, or the session was ended (class 57P) while a commit
 // might already have been on disk.
@@ -52,11 +70,35 @@ func Answered(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Severity != "FATAL" && pgErr.Severity != "PANIC"
 }
 
-// NotSent reports whether err says that the statement never left this process.
+// NotSent reports whether err says that the statement never left this process, or was never committed.
 func NotSent(err error) bool {
 	var connectErr *pgconn.ConnectError
-	return pgconn.SafeToRetry(err) || errors.As(err, &connectErr)
+	var undone rolledBack
+	return pgconn.SafeToRetry(err) || errors.As(err, &connectErr) || errors.As(err, &undone)
 }
+
+// notSent marks an error in pgconn.SafeToRetry's way.
+type notSent struct{ error }
+
+func (notSent) SafeToRetry() bool { return true }
+func (e notSent) Unwrap() error   { return e.error }
+
+// BeforeSending marks an error that was met before the statement could leave this process.
+func BeforeSending(err error) error { return notSent{err} }
+
+// BeforeCommit marks an error of a statement in a transaction of our own, after which there is no commit: whether it
+// was answered or not, nothing is written. The server's own answers are marked enough.
+func BeforeCommit(err error) error {
+	if Answered(err) {
+		return err
+	}
+	return rolledBack{err}
+}
+
+// rolledBack is not notSent: the statement may well have been run, and must not be repeated without the caller's knowing.
+type rolledBack struct{ error }
+
+func (e rolledBack) Unwrap() error { return e.error }
 
 // Stale reports whether err says that the connection was dead before the statement could be sent on it, as those of a
 // pool are after the server was started again. On another connection the statement may well pass.
@@ -106,7 +148,22 @@ func ExplainSchema(err error, database string) error {
 	case SchemaMissing(err):
 		return fmt.Errorf("%w: database %q does not have it, or an older one: run `fencecheck migrate up`: %w", ErrSchema, database, err)
 	case Code(err) == "42501":
-		return fmt.Errorf("%w: database %q: this role needs USAGE on schema fence and EXECUTE on its functions: %w", ErrSchema, database, err)
+		return fmt.Errorf("%w: database %q: this role needs USAGE on schema fence, EXECUTE on its functions, and SELECT on fence.protected_table to write through a gate: %w", ErrSchema, database, err)
 	}
 	return err
+}
+
+// ExplainParse says what is wrong with a connection string without quoting it: where it cannot be parsed, nobody can tell
+// which part of it is the password.
+func ExplainParse(err error) error {
+	why := "want postgres://user@host:port/database or key=value pairs"
+	var parse *pgconn.ParseConfigError
+	if errors.As(err, &parse) {
+		blank := *parse
+		blank.ConnString = ""
+		_, detail, _ := strings.Cut(blank.Error(), ": ")
+		detail, _, _ = strings.Cut(detail, " (") // which quotes parts of it
+		why = detail + "; " + why
+	}
+	return fmt.Errorf("the connection string cannot be understood (it is not shown, for it may hold a password): %s", why)
 }

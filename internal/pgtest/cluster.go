@@ -68,10 +68,11 @@ func (s *Server) Halt(t testing.TB, mode string) {
 // Standby starts a streaming standby of the server.
 func (s *Server) Standby(t testing.TB) *Server {
 	t.Helper()
-	dir, err := makeDir(s.files.owner)
+	dir, err := newDir(s.files.owner)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // of what a failure below leaves
 	standby := &Server{
 		Kind: "local", Where: "a standby in " + dir, admin: s.admin.Copy(), tcpHost: s.tcpHost,
 		files: &files{bin: s.files.bin, dir: dir, owner: s.files.owner},
@@ -81,6 +82,7 @@ func (s *Server) Standby(t testing.TB) *Server {
 		t.Fatalf("pgtest: %v", err)
 	}
 	standby.admin.Host, standby.admin.Port = dir, uint16(port)
+	s.command(t, "mkdir", "-m", "700", dir)
 	s.command(t, "pg_basebackup", "-h", s.admin.Host, "-p", fmt.Sprint(s.admin.Port), "-U", "postgres",
 		"-D", filepath.Join(dir, "data"), "-R", "--checkpoint=fast", "--no-sync")
 	if err := appendFile(filepath.Join(dir, "data", "postgresql.conf"), fmt.Sprintf(settings, dir, port)); err != nil {
@@ -88,7 +90,7 @@ func (s *Server) Standby(t testing.TB) *Server {
 	}
 	stop, _, err := supervise(s.files.bin, dir, s.files.owner)
 	if err != nil {
-		t.Fatalf("pgtest: %v", errors.Join(err, os.RemoveAll(dir)))
+		t.Fatalf("pgtest: %v", err)
 	}
 	standby.stop = stop
 	t.Cleanup(func() {
@@ -111,7 +113,11 @@ func (s *Server) Promote(t testing.TB) {
 // command runs one of the server's programs as its user.
 func (s *Server) command(t testing.TB, name string, args ...string) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(s.files.bin, name), args...)
+	program := filepath.Join(s.files.bin, name)
+	if !isExecutable(program) {
+		program = name
+	}
+	cmd := exec.Command(program, args...)
 	cmd.Dir = s.files.dir
 	cmd.Env = cleanEnv()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.files.owner}

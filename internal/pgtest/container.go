@@ -2,9 +2,11 @@ package pgtest
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,13 +30,19 @@ func startContainer(ctx context.Context) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // a first pull takes its time
 	defer cancel()
 	container, err := postgres.Run(ctx, image,
-		postgres.WithDatabase("postgres"), postgres.WithUsername("postgres"), postgres.WithPassword("writegate"),
+		postgres.WithDatabase("postgres"), postgres.WithUsername("postgres"), postgres.WithPassword(rand.Text()),
 		postgres.BasicWaitStrategies(),
 		testcontainers.WithCmdArgs("-c", "fsync=off", "-c", "max_connections=200"),
 	)
 	stop := func() error { return testcontainers.TerminateContainer(container) }
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("a container of image %s: %w", image, err), stop())
+	}
+	// testcontainers' own janitor removes the container of a process that died; where it is switched off, we do.
+	if os.Getenv("TESTCONTAINERS_RYUK_DISABLED") == "true" {
+		if err := removeWhenWeDie(container.GetContainerID()); err != nil {
+			return nil, errors.Join(err, stop())
+		}
 	}
 	dsn, err := container.ConnectionString(ctx, "sslmode=disable")
 	if err != nil {
@@ -50,4 +58,13 @@ func startContainer(ctx context.Context) (_ *Server, err error) {
 		admin: cfg,
 		stop:  stop,
 	}, nil
+}
+
+// removeWhenWeDie has a shell wait for the end of this process, and then remove the container if it is still there.
+func removeWhenWeDie(id string) error {
+	cmd := exec.Command("/bin/sh", "-c", `cat >/dev/null; exec docker rm -f -v "$1" >/dev/null 2>&1`, "sh", id)
+	if _, err := cmd.StdinPipe(); err != nil { // closed by the kernel if we die
+		return err
+	}
+	return cmd.Start()
 }

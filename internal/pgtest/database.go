@@ -20,9 +20,13 @@ import (
 	"github.com/writegate/writegate/internal/migrate"
 )
 
-// Databases are called writegate_<run>_<n>. While the run lives it keeps a connection whose application_name is
-// writegate_<run>, so that a later run can tell what a dead one left on a borrowed server.
-const prefix = "writegate_"
+// Databases are called writegate_<run>_<n>, and say in a comment what they are. While the run lives it keeps a connection
+// whose application_name is writegate_<run>, so that a later run can tell what a dead one left on a borrowed server.
+const (
+	prefix = "writegate_"
+	// comment is what marks a database as one that may be dropped: its name alone could be anybody's.
+	comment = "made by a test run of writegate, which drops it"
+)
 
 var shared struct {
 	sync.Mutex
@@ -177,7 +181,10 @@ func createDatabase(ctx context.Context, name, template string) error {
 	if !strings.HasPrefix(shared.keep.PgConn().ParameterStatus("server_version"), "14") {
 		sql += " STRATEGY file_copy"
 	}
-	_, err := shared.keep.Exec(ctx, sql)
+	if _, err := shared.keep.Exec(ctx, sql); err != nil {
+		return err
+	}
+	_, err := shared.keep.Exec(ctx, fmt.Sprintf("COMMENT ON DATABASE %s IS '%s'", name, comment))
 	return err
 }
 
@@ -196,6 +203,11 @@ func startShared() error {
 		return errors.Join(err, server.Stop())
 	}
 	shared.server, shared.run, shared.keep = server, run, keep
+	if server.Kind == "url" {
+		if err := sweep(ctx, keep); err != nil {
+			return fmt.Errorf("removing databases that dead runs left: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -216,14 +228,14 @@ func stopShared() error {
 	return errors.Join(errs...)
 }
 
-// sweep drops the databases of runs that are no longer connected.
+// sweep drops the databases of test runs that are no longer connected.
 func sweep(ctx context.Context, conn *pgx.Conn) error {
 	rows, err := conn.Query(ctx, `
 		SELECT DISTINCT substring(d.datname FROM '^writegate_[a-z2-7]{12}')
 		  FROM pg_database d
-		 WHERE d.datname ~ '^writegate_[a-z2-7]{12}_'
+		 WHERE d.datname ~ '^writegate_[a-z2-7]{12}_' AND shobj_description(d.oid, 'pg_database') = $1
 		   AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a
-		                    WHERE a.application_name = substring(d.datname FROM '^writegate_[a-z2-7]{12}'))`)
+		                    WHERE a.application_name = substring(d.datname FROM '^writegate_[a-z2-7]{12}'))`, comment)
 	if err != nil {
 		return err
 	}
@@ -239,7 +251,8 @@ func sweep(ctx context.Context, conn *pgx.Conn) error {
 }
 
 func dropAll(ctx context.Context, conn *pgx.Conn, namePrefix string) error {
-	rows, err := conn.Query(ctx, `SELECT datname FROM pg_database WHERE starts_with(datname, $1)`, namePrefix)
+	rows, err := conn.Query(ctx, `SELECT datname FROM pg_database d
+		WHERE starts_with(datname, $1) AND shobj_description(d.oid, 'pg_database') = $2`, namePrefix, comment)
 	if err != nil {
 		return err
 	}

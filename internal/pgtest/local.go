@@ -26,26 +26,36 @@ import (
 
 var errNoBinaries = errors.New("no PostgreSQL server binaries found (initdb, postgres)")
 
-// supervisor starts the server, waits until its standard input closes, which happens when this process ends in
-// whatever way, and then ends the server and removes its directory; unless it is told to keep it. It runs as the
-// server's user, in a process group of its own, so that an interrupt from the terminal reaches it through us only.
+// supervisor makes and starts the server, waits until its standard input closes, which happens when this process ends in
+// whatever way, and then ends the server and removes its directory; unless it is told to keep it. It does all of that, so
+// that there is no moment at which something is there and nobody would remove it. It runs as the server's user, in a
+// process group of its own, so that an interrupt from the terminal reaches it through us only.
 //
 // SIGQUIT: nobody will need these data again, so the server need not write them down.
 const supervisor = `
-dir=$1 postgres=$2
-{
-	"$postgres" -D "$dir/data" >>"$dir/log" 2>&1 </dev/null &
-	echo $! >"$dir/pid"
-	wait $!
-	: >"$dir/exited"
-} &
+umask 077
+mkdir -p "$PGTEST_DIR" && cd "$PGTEST_DIR" || exit 1
+if [ ! -d data ]; then
+	printf '%s\n' "$PGTEST_PASSWORD" >password
+	"$PGTEST_BIN/initdb" --pgdata data --username postgres --auth-local trust --auth-host scram-sha-256 \
+		--pwfile password --encoding UTF8 --locale C --no-sync >log 2>&1 || : >exited
+	printf '%s\n' "$PGTEST_SETTINGS" >>data/postgresql.conf
+fi
+if [ ! -e exited ]; then
+	{
+		"$PGTEST_BIN/postgres" -D "$PGTEST_DIR/data" >>log 2>&1 </dev/null &
+		echo $! >pid
+		wait $!
+		: >exited
+	} &
+	while [ ! -s pid ]; do sleep 0.02; done
+fi
 if read -r order && [ "$order" = keep ]; then exit 0; fi
-while [ ! -s "$dir/pid" ]; do sleep 0.02; done
-for file in "$dir/pid" "$dir/data/postmaster.pid"; do # the latter differs after a restart
+for file in pid data/postmaster.pid; do # the latter differs after a restart
 	[ -s "$file" ] && read -r server <"$file" && kill -QUIT "$server" 2>/dev/null
 	while kill -0 "$server" 2>/dev/null; do sleep 0.02; done
 done
-rm -rf "$dir"
+cd / && rm -rf "$PGTEST_DIR"
 `
 
 // settings make a server that is quick to start and forgets on a crash of the machine, which no test here causes; a
@@ -84,32 +94,30 @@ func startLocal(ctx context.Context) (*Server, error) {
 var errPortTaken = errors.New("its TCP port was taken")
 
 func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*Server, error) {
-	dir, err := makeDir(owner)
+	dir, err := newDir(owner)
 	if err != nil {
 		return nil, err
 	}
 	port, err := freePort()
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, err
 	}
 	// The socket trusts: its directory is closed to everybody else. TCP asks for a password made for this server.
 	password := rand.Text()
-	if err := initdb(ctx, bin, dir, port, password, owner); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-
-	stop, alive, err := supervise(bin, dir, owner)
+	stop, alive, err := supervise(bin, dir, owner, "PGTEST_PASSWORD="+password, "PGTEST_SETTINGS="+fmt.Sprintf(settings, dir, port))
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, err
 	}
-
-	cfg, err := pgx.ParseConfig(fmt.Sprintf("host=%s port=%d user=postgres dbname=postgres sslmode=disable", dir, port))
+	cfg, err := withoutEnvironment(fmt.Sprintf("host=%s port=%d user=postgres dbname=postgres sslmode=disable", dir, port))
 	if err != nil {
 		return nil, errors.Join(err, stop())
 	}
 	cfg.Password = password
 	if err := waitReady(ctx, cfg, filepath.Join(dir, "exited")); err != nil {
 		log, _ := os.ReadFile(filepath.Join(dir, "log"))
+		if ctx.Err() != nil {
+			return nil, errors.Join(ctx.Err(), stop())
+		}
 		if bytes.Contains(log, []byte("could not create any TCP/IP sockets")) {
 			err = errPortTaken
 		}
@@ -137,11 +145,29 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 	}, nil
 }
 
-// supervise starts the server in dir; stop ends it and removes dir, and so does the end of this process.
-func supervise(bin, dir string, owner *syscall.Credential) (stop func() error, alive io.Writer, err error) {
-	cmd := exec.Command("/bin/sh", "-c", supervisor, "sh", dir, filepath.Join(bin, "postgres"))
-	cmd.Dir = dir
-	cmd.Env = cleanEnv()
+var environment sync.Mutex
+
+// withoutEnvironment parses a connection string as if no PG* variable were set: they speak of other servers than ours.
+func withoutEnvironment(dsn string) (*pgx.ConnConfig, error) {
+	environment.Lock()
+	defer environment.Unlock()
+	for _, kv := range os.Environ() {
+		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "PG") {
+			if err := os.Unsetenv(name); err != nil {
+				return nil, err
+			}
+			defer func() { _ = os.Setenv(name, value) }()
+		}
+	}
+	return pgx.ParseConfig(dsn)
+}
+
+// supervise makes a server in dir, unless there is one, and starts it; stop ends it and removes dir, and so does the end
+// of this process.
+func supervise(bin, dir string, owner *syscall.Credential, env ...string) (stop func() error, alive io.Writer, err error) {
+	cmd := exec.Command("/bin/sh", "-c", supervisor)
+	cmd.Dir = "/"
+	cmd.Env = append(cleanEnv(), append(env, "PGTEST_BIN="+bin, "PGTEST_DIR="+dir)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
 	pipe, err := cmd.StdinPipe() // closed by the kernel if we die
 	if err != nil {
@@ -151,28 +177,6 @@ func supervise(bin, dir string, owner *syscall.Credential) (stop func() error, a
 		return nil, nil, err
 	}
 	return sync.OnceValue(func() error { return errors.Join(pipe.Close(), cmd.Wait()) }), pipe, nil
-}
-
-func initdb(ctx context.Context, bin, dir string, port int, password string, owner *syscall.Credential) error {
-	data, pwfile := filepath.Join(dir, "data"), filepath.Join(dir, "password")
-	if err := os.WriteFile(pwfile, []byte(password+"\n"), 0o600); err != nil {
-		return err
-	}
-	if owner != nil {
-		if err := os.Chown(pwfile, int(owner.Uid), int(owner.Gid)); err != nil {
-			return err
-		}
-	}
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "--pgdata", data, "--username", "postgres",
-		"--auth-local", "trust", "--auth-host", "scram-sha-256", "--pwfile", pwfile,
-		"--encoding", "UTF8", "--locale", "C", "--no-sync")
-	cmd.Dir = dir
-	cmd.Env = cleanEnv()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("initdb: %w\n%s", err, bytes.TrimSpace(out))
-	}
-	return appendFile(filepath.Join(data, "postgresql.conf"), fmt.Sprintf(settings, dir, port))
 }
 
 // waitReady waits until the server takes connections, or has ended.
@@ -269,27 +273,31 @@ func serverUser() (*syscall.Credential, error) {
 	return nil, errors.New("running as root, and there is neither a user postgres nor nobody to run the server as")
 }
 
-// makeDir makes the server's directory where its user can reach it and a socket's path stays short enough (107 bytes).
-func makeDir(owner *syscall.Credential) (string, error) {
+// newDir returns the name of a directory for a server to make, where its user can, and where a socket's path stays short
+// enough (107 bytes) and needs no quoting by anybody.
+func newDir(owner *syscall.Credential) (string, error) {
 	var tried []string
 	for _, base := range []string{os.TempDir(), "/tmp", "/var/tmp"} {
-		if len(base) > 60 || (owner != nil && !reachable(base)) {
-			tried = append(tried, base)
-			continue
+		plain := strings.IndexFunc(base, func(r rune) bool {
+			return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("/._-", r)
+		}) < 0
+		if plain && filepath.IsAbs(base) && len(base) <= 60 && writable(base, owner) {
+			return filepath.Join(base, "writegate-pg-"+strings.ToLower(rand.Text()[:12])), nil
 		}
-		dir, err := os.MkdirTemp(base, "writegate-pg-")
-		if err != nil {
-			tried = append(tried, base)
-			continue
-		}
-		if owner != nil {
-			if err := os.Chown(dir, int(owner.Uid), int(owner.Gid)); err != nil {
-				return "", errors.Join(err, os.RemoveAll(dir))
-			}
-		}
-		return dir, nil
+		tried = append(tried, strconv.Quote(base))
 	}
-	return "", fmt.Errorf("no directory for a throw-away server: tried %s", strings.Join(tried, ", "))
+	return "", fmt.Errorf("no directory for a throw-away server: tried %s; want one with a short plain name, in which %s may write",
+		strings.Join(tried, ", "), map[bool]string{true: "we", false: "everybody"}[owner == nil])
+}
+
+// writable reports whether the server's user may make a directory there.
+func writable(dir string, owner *syscall.Credential) bool {
+	if owner == nil {
+		const write, search = 2, 1
+		return syscall.Access(dir, write|search) == nil
+	}
+	info, err := os.Stat(dir)
+	return err == nil && info.Mode()&0o002 != 0 && reachable(dir)
 }
 
 // reachable reports whether every user may enter the directory.

@@ -33,12 +33,15 @@ max_client_conn = 500
 
 // poolerSupervisor is supervisor for a pooler.
 const poolerSupervisor = `
-"$2" "$1/pgbouncer.ini" >"$1/log" 2>&1 </dev/null &
+umask 077
+mkdir "$PGTEST_DIR" && cd "$PGTEST_DIR" || exit 1
+printf '%s\n' "$PGTEST_SETTINGS" >pgbouncer.ini
+"$PGTEST_BIN" pgbouncer.ini >log 2>&1 </dev/null &
 pooler=$!
 cat >/dev/null
 kill -TERM "$pooler" 2>/dev/null
 wait
-rm -rf "$1"
+cd / && rm -rf "$PGTEST_DIR"
 `
 
 // Pooler starts a PgBouncer in front of the server, with the given pool_mode, and returns how to connect to the database
@@ -73,7 +76,7 @@ func startPooler(program string, server *pgx.ConnConfig, mode string, onStop fun
 	if err != nil {
 		return nil, err
 	}
-	dir, err := makeDir(owner)
+	dir, err := newDir(owner)
 	if err != nil {
 		return nil, err
 	}
@@ -82,17 +85,9 @@ func startPooler(program string, server *pgx.ConnConfig, mode string, onStop fun
 		return nil, err
 	}
 	conf := fmt.Sprintf(poolerConfig, server.Host, server.Port, server.User, server.Password, port, mode)
-	file := filepath.Join(dir, "pgbouncer.ini")
-	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
-		return nil, err
-	}
-	if owner != nil {
-		if err := os.Chown(file, int(owner.Uid), int(owner.Gid)); err != nil {
-			return nil, err
-		}
-	}
-	cmd := exec.Command("/bin/sh", "-c", poolerSupervisor, "sh", dir, program)
-	cmd.Dir = dir
+	cmd := exec.Command("/bin/sh", "-c", poolerSupervisor)
+	cmd.Dir = "/"
+	cmd.Env = append(cleanEnv(), "PGTEST_BIN="+program, "PGTEST_DIR="+dir, "PGTEST_SETTINGS="+conf)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
 	alive, err := cmd.StdinPipe()
 	if err != nil {

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/writegate/writegate/internal/pgerr"
 )
 
 // Environment variables that choose the server.
@@ -55,7 +57,11 @@ func Start(ctx context.Context) (*Server, error) {
 		if dsn == "" {
 			return nil, fmt.Errorf("%s=url, but %s is not set", EnvServer, EnvURL)
 		}
-		return Borrow(ctx, dsn)
+		server, err := Borrow(ctx, dsn)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", EnvURL, err)
+		}
+		return server, nil
 	case "local":
 		return startLocal(ctx)
 	case "container":
@@ -117,8 +123,14 @@ func (s *Server) URL(database string) string {
 	return strings.TrimSpace(*s.dsn + " dbname=" + database)
 }
 
-// PublicURL is URL without a password.
-func (s *Server) PublicURL(database string) string { return urlOf(s.Config(database), "") }
+// PublicURL is URL for people to see: without a password, but for that of a container, which was made for this one time
+// and is of no use to anybody later.
+func (s *Server) PublicURL(database string) string {
+	if s.Kind == "container" {
+		return s.URL(database)
+	}
+	return urlOf(s.Config(database), "")
+}
 
 func urlOf(cfg *pgx.ConnConfig, password string) string {
 	u := url.URL{Scheme: "postgres", Path: "/" + cfg.Database, User: url.User(cfg.User)}
@@ -157,7 +169,7 @@ func (s *Server) Keep() (howToEnd string, err error) {
 func Borrow(ctx context.Context, dsn string) (*Server, error) {
 	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, err
+		return nil, pgerr.ExplainParse(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -165,9 +177,8 @@ func Borrow(ctx context.Context, dsn string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = conn.Close(ctx) }()
-	if err := sweep(ctx, conn); err != nil {
-		return nil, fmt.Errorf("removing databases that dead runs left: %w", err)
+	if err := conn.Close(ctx); err != nil {
+		return nil, err
 	}
 	return &Server{
 		Kind:  "url",
