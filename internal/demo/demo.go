@@ -354,7 +354,7 @@ func startProcess(ctx context.Context, worker []string, databaseURL, holder stri
 	}
 	cmd := exec.CommandContext(ctx, worker[0], args...)
 	// In the environment, which only its owner can read; arguments are for everybody.
-	cmd.Env = append(environ, "DATABASE_URL="+databaseURL)
+	cmd.Env = slices.Concat(environ, []string{"DATABASE_URL=" + databaseURL})
 	p := &process{holder: holder, cmd: cmd, events: make(chan event, 16), stderr: &strings.Builder{}, ended: make(chan error, 1)}
 	cmd.Stderr = p.stderr
 	cmd.SysProcAttr = dieWithUs()
