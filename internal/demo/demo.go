@@ -42,7 +42,12 @@ type Options struct {
 func Run(ctx context.Context, o Options) (err error) {
 	interrupted := ctx.Done()
 	var leftBehind error
+	kept := false
 	defer func() {
+		if kept { // to be interrupted is how a server that cannot be left behind ends
+			err = errors.Join(err, leftBehind)
+			return
+		}
 		select {
 		case <-interrupted:
 			err = errors.New("interrupted; everything that was started has been removed")
@@ -68,7 +73,6 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return errors.Join(err, server.Stop())
 	}
-	kept := false
 	defer func() {
 		// Also after an interrupt, which has ended ctx.
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)

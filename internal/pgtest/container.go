@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/testcontainers/testcontainers-go"
+	tclog "github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/modules/postgres"
 )
 
@@ -21,6 +23,7 @@ func startContainer(ctx context.Context) (_ *Server, err error) {
 	if image == "" {
 		image = defaultImage
 	}
+	tclog.SetDefault(quiet{})
 	// testcontainers panics where it finds no engine to talk to.
 	defer func() {
 		if p := recover(); p != nil {
@@ -40,9 +43,12 @@ func startContainer(ctx context.Context) (_ *Server, err error) {
 	}
 	// testcontainers' own janitor removes the container of a process that died; where it is switched off, we do.
 	if os.Getenv("TESTCONTAINERS_RYUK_DISABLED") == "true" {
-		if err := removeWhenWeDie(container.GetContainerID()); err != nil {
+		alive, err := removeWhenWeDie(container.GetContainerID())
+		if err != nil {
 			return nil, errors.Join(err, stop())
 		}
+		terminate := stop
+		stop = func() error { return errors.Join(terminate(), alive.Close()) }
 	}
 	dsn, err := container.ConnectionString(ctx, "sslmode=disable")
 	if err != nil {
@@ -60,11 +66,18 @@ func startContainer(ctx context.Context) (_ *Server, err error) {
 	}, nil
 }
 
-// removeWhenWeDie has a shell wait for the end of this process, and then remove the container if it is still there.
-func removeWhenWeDie(id string) error {
+// quiet keeps testcontainers' progress out of what the demo and the tests say; its errors are returned.
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+// removeWhenWeDie has a shell wait until alive is closed, which the end of this process does too, and then remove the
+// container if it is still there. The caller has to hold on to alive: what nobody refers to is closed.
+func removeWhenWeDie(id string) (alive io.Closer, err error) {
 	cmd := exec.Command("/bin/sh", "-c", `cat >/dev/null; exec docker rm -f -v "$1" >/dev/null 2>&1`, "sh", id)
-	if _, err := cmd.StdinPipe(); err != nil { // closed by the kernel if we die
-		return err
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
 	}
-	return cmd.Start()
+	return pipe, cmd.Start()
 }
