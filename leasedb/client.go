@@ -45,7 +45,8 @@ type Config struct {
 	Conns int32
 	// ManualRenewal leaves renewing to calls of Lease.Renew.
 	ManualRenewal bool
-	// OnLost, if set, is called once for each lease that is lost, on a goroutine of its own; Close waits for it.
+	// OnLost, if set, is called once for each lease that is lost, on a goroutine of its own. Close waits for it, so it must
+	// not call Close.
 	OnLost func(*Lease, error)
 	// PollOnly does without the one connection that listens for releases, for a database behind a pooler that pools
 	// transactions or statements, where no notification arrives. A waiter then looks every PollEvery.
@@ -164,6 +165,8 @@ type Client struct {
 
 	stopping context.Context // ends when the client is being closed
 	stop     context.CancelFunc
+	hurrying context.Context // ends when whoever closes the client has no more time for what is being given back
+	hurry    context.CancelFunc
 	work     sync.WaitGroup // everything that runs on in the background
 
 	mu      sync.Mutex
@@ -198,7 +201,10 @@ func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Client, error) {
 
 func newClient(s store, cfg Config) *Client {
 	stopping, stop := context.WithCancel(context.Background())
+	hurrying, hurry := context.WithCancel(context.Background())
 	return &Client{
+		hurrying: hurrying,
+		hurry:    hurry,
 		cfg:      cfg,
 		store:    s,
 		clock:    cfg.Clock,
@@ -241,6 +247,9 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 	// The lease can be granted no sooner than this, so it expires no sooner than TTL from here.
 	sent := c.clock()
 	answer, err := c.ask(ctx, req, sent)
+	if err != nil && c.stopping.Err() != nil {
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	}
 	switch {
 	case errors.Is(err, errNotReplicated):
 		c.giveBack(ctx, req)
@@ -268,6 +277,8 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 // ask sends the request, and again after a lost reply (the same token gets the same grant), or when the connection turns
 // out to have been dead before.
 func (c *Client) ask(ctx context.Context, req acquireRequest, sent Reading) (acquireAnswer, error) {
+	ctx, cancel := c.untilClosed(ctx)
+	defer cancel()
 	for pause := 10 * time.Millisecond; ; pause *= 2 {
 		left := c.cfg.budget() - c.clock().since(sent)
 		tryCtx, cancel := context.WithTimeout(ctx, left)
@@ -280,6 +291,13 @@ func (c *Client) ask(ctx context.Context, req acquireRequest, sent Reading) (acq
 			return answer, err
 		}
 	}
+}
+
+// untilClosed returns a context that also ends when the client is being closed.
+func (c *Client) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	unhook := context.AfterFunc(c.stopping, cancel)
+	return ctx, func() { unhook(); cancel() }
 }
 
 // adopt makes a handle of a grant.
@@ -327,27 +345,27 @@ func (c *Client) Do(ctx context.Context, name string, work func(context.Context,
 	workCtx, cancel := context.WithCancelCause(ctx)
 	unhook := context.AfterFunc(lease.Context(), func() { cancel(context.Cause(lease.Context())) })
 	defer func() {
-		lost := lease.Err()
 		lease.workReturned()
 		unhook()
 		cancel(nil)
-		released := lease.Release(ctx)
-		if lost != nil {
-			released = nil // says the same once more
-		}
-		err = errors.Join(err, lost, released)
+		err = errors.Join(err, lease.Release(ctx)) // which says so if it was lost
 	}()
 	return work(workCtx, lease)
 }
 
 // Close releases all leases and waits for everything the client runs. Stop the guarded work before: the leases' contexts
-// are cancelled, but Close cannot wait for code that it does not know. ctx bounds the releases; those that it cuts short
-// expire by themselves. Later calls of any method return [ErrClosed]; a second Close does nothing.
+// are cancelled, but Close cannot wait for code that it does not know. Acquires under way end with [ErrClosed]. ctx bounds
+// what is still sent; leases whose release it cuts short expire by themselves, and are in the error. Later calls of any
+// method return [ErrClosed]; a second Close does nothing. Not to be called by OnLost, for which it waits.
 func (c *Client) Close(ctx context.Context) error { return c.close(ctx, true) }
 
 // Abandon is Close without releasing: each lease blocks its name until its TTL has passed. For a program that cannot be
 // sure that its guarded work has stopped.
-func (c *Client) Abandon() error { return c.close(context.Background(), false) }
+func (c *Client) Abandon() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // nothing is sent
+	return c.close(ctx, false)
+}
 
 func (c *Client) close(ctx context.Context, release bool) error {
 	c.mu.Lock()
@@ -361,6 +379,8 @@ func (c *Client) close(ctx context.Context, release bool) error {
 		leases = append(leases, l)
 	}
 	c.mu.Unlock()
+	c.stop()
+	defer context.AfterFunc(ctx, c.hurry)()
 
 	errs := make([]error, len(leases))
 	if release {
@@ -381,9 +401,9 @@ func (c *Client) close(ctx context.Context, release bool) error {
 			l.Lose(ErrClosed)
 		}
 	}
-	c.stop()
 	c.work.Wait()
 	c.store.close()
+	c.hurry()
 	return errors.Join(errs...)
 }
 
@@ -414,6 +434,7 @@ func (c *Client) sendRelease(ctx context.Context, req releaseRequest) (string, e
 	req.lockWait = c.cfg.LockWait
 	ctx, cancel := context.WithTimeout(ctx, min(c.cfg.TTL, 10*time.Second))
 	defer cancel()
+	defer context.AfterFunc(c.hurrying, cancel)()
 	for pause := 10 * time.Millisecond; ; pause = min(pause*2, time.Second) {
 		outcome, err := c.store.release(ctx, req)
 		if err == nil || pgerr.Refused(err) || ctx.Err() != nil || sleep(ctx, pause) != nil {

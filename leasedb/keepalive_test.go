@@ -28,7 +28,8 @@ type fakeStore struct {
 	onAcquire  func(context.Context, acquireRequest) error // before it is carried out; its error is the answer
 	onRenew    func(context.Context, []string) error
 	afterwards func(context.Context) error // after an acquire has been carried out; its error is the answer
-	outcome    map[string]string           // of a renewal, in place of the true one
+	onRelease  func(context.Context) error
+	outcome    map[string]string // of a renewal, in place of the true one
 }
 
 type fakeRow struct {
@@ -98,7 +99,15 @@ func (s *fakeStore) renew(ctx context.Context, names, tokens []string) (answers 
 	return answers, nil
 }
 
-func (s *fakeStore) release(_ context.Context, req releaseRequest) (string, error) {
+func (s *fakeStore) release(ctx context.Context, req releaseRequest) (string, error) {
+	s.mu.Lock()
+	before := s.onRelease
+	s.mu.Unlock()
+	if before != nil {
+		if err := before(ctx); err != nil {
+			return "", err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.releases = append(s.releases, req)
@@ -520,6 +529,37 @@ func TestCloseAndAbandon(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Close waits for nothing that does not end: not for an acquire that hangs, nor for releases that nobody answers.
+func TestCloseIsBounded(t *testing.T) {
+	inBubble(t, Config{TTL: time.Hour}, func(f *fixture) {
+		f.acquire("x")
+		f.store.set(func() {
+			f.store.afterwards = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+			f.store.onRelease = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		})
+		acquired := make(chan error, 1)
+		go func() {
+			_, err := f.client.TryAcquire(f.Context(), "y")
+			acquired <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(f.Context(), 3*time.Second)
+		defer cancel()
+		began := time.Now()
+		err := f.client.Close(ctx)
+		require.ErrorContains(f, err, "release not confirmed")
+		require.Equal(f, 3*time.Second, time.Since(began))
+		require.ErrorIs(f, <-acquired, ErrClosed)
+	})
+}
+
+// Work that releases its lease itself has done nothing wrong.
+func TestDoWhoseWorkReleases(t *testing.T) {
+	inBubble(t, Config{}, func(f *fixture) {
+		require.NoError(f, f.client.Do(f.Context(), "x", func(ctx context.Context, l *Lease) error { return l.Release(ctx) }))
+	})
 }
 
 func TestWaitingAsksSeldom(t *testing.T) {

@@ -184,6 +184,8 @@ func (l *Lease) Renew(ctx context.Context) error {
 	// An answer that comes after the deadline is of no use to anybody.
 	ctx, cancel := context.WithTimeout(ctx, l.Remaining())
 	defer cancel()
+	ctx, cancel = l.client.untilClosed(ctx)
+	defer cancel()
 	for pause := lockedRetry; ; pause *= 2 {
 		outcomes, err := l.client.renew(ctx, []*Lease{l})
 		if lost := l.Err(); lost != nil {
