@@ -63,13 +63,12 @@ func TestRenewalSurvivesTrouble(t *testing.T) {
 			b.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 		},
 		"57014: the statement is cancelled": func(b *bed, _ *link) {
-			b.exec(`ALTER FUNCTION fence.renew SET statement_timeout = 1;
-				CREATE OR REPLACE FUNCTION fence.renew(names text[], tokens uuid[]) RETURNS TABLE (name text, outcome text, expires_at timestamptz)
+			b.exec(`CREATE OR REPLACE FUNCTION fence.renew(names text[], tokens uuid[]) RETURNS TABLE (name text, outcome text, expires_at timestamptz)
 				LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'canceling statement' USING ERRCODE = '57014'; END $$`)
 		},
 		"25006: read-only": func(b *bed, _ *link) {
 			b.exec(`CREATE OR REPLACE FUNCTION fence.renew(names text[], tokens uuid[]) RETURNS TABLE (name text, outcome text, expires_at timestamptz)
-				LANGUAGE plpgsql SET transaction_read_only = on AS $$ BEGIN UPDATE fence.lease SET holder = 'x'; END $$`)
+				LANGUAGE plpgsql AS $$ BEGIN PERFORM set_config('transaction_read_only', 'on', true); UPDATE fence.lease SET holder = 'x'; END $$`)
 		},
 		"53300: too many connections": func(b *bed, l *link) {
 			b.exec(`ALTER DATABASE ` + b.cfg.Database + ` CONNECTION LIMIT 0; CREATE OR REPLACE FUNCTION fence.renew(names text[], tokens uuid[]) RETURNS TABLE (name text, outcome text, expires_at timestamptz)

@@ -135,6 +135,12 @@ func (c Config) validate() error {
 // budget is how long after its sending a confirmed request may be relied on.
 func (c Config) budget() time.Duration { return c.TTL - c.Margin }
 
+// tryFor is how long one renewal may take where so much time is left: an interval, so that one that hangs leaves room for
+// another; where intervals are short, longer, so that a slow database can answer at all.
+func (c Config) tryFor(left time.Duration) time.Duration {
+	return min(left, max(c.RenewEvery, min(left/3, 10*time.Second)))
+}
+
 // retryPause is the time between a renewal that failed and the next try.
 func (c Config) retryPause() time.Duration {
 	return max(c.RenewEvery/8, 5*time.Millisecond)

@@ -3,6 +3,7 @@ package leasedb
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -71,7 +72,7 @@ func (k *keeper) plan(c *Client) time.Duration {
 func (k *keeper) beat(c *Client) {
 	sent := c.clock()
 	soon := sent.Time.Add(c.cfg.RenewEvery / 2)
-	left := c.cfg.RenewEvery // the longest that one try may take
+	left := time.Duration(math.MaxInt64) // that the lease with the least has
 	var leases []*Lease
 
 	c.mu.Lock()
@@ -89,7 +90,7 @@ func (k *keeper) beat(c *Client) {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(c.stopping, left)
+	ctx, cancel := context.WithTimeout(c.stopping, c.cfg.tryFor(left))
 	_, err := c.renew(ctx, leases)
 	cancel()
 	if err == nil {
