@@ -80,7 +80,7 @@ func TestRenewalSurvivesTrouble(t *testing.T) {
 			b := newBed(t)
 			b.exec(`CREATE SCHEMA kept; CREATE TABLE kept.renew AS SELECT pg_get_functiondef('fence.renew'::regproc) AS source`)
 			l := newLink(b, pgtest.Shared(t))
-			client, events := linkedClient(b, l, leasedb.Config{TTL: time.Minute, RenewEvery: 100 * time.Millisecond})
+			client, events := linkedClient(b, l, leasedb.Config{TTL: 20 * time.Second, RenewEvery: 100 * time.Millisecond})
 			lease := b.acquire(client, "x")
 			awaitRenewal(t, events, confirmed)
 			trouble(b, l)
