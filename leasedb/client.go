@@ -252,7 +252,7 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 	}
 	// The lease can be granted no sooner than this, so it expires no sooner than TTL from here.
 	sent := c.clock()
-	answer, err := c.ask(ctx, req, sent)
+	answer, unanswered, err := c.ask(ctx, req, sent)
 	if err != nil && c.stopping.Err() != nil {
 		err = fmt.Errorf("%w: %w", ErrClosed, err)
 	}
@@ -260,7 +260,7 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 	case errors.Is(err, errNotReplicated):
 		c.giveBack(ctx, req)
 		return nil, answer, fmt.Errorf("lease %q: %w: %w", name, ErrFence, err)
-	case err != nil && !pgerr.Answered(err) && !pgerr.NotSent(err):
+	case err != nil && unanswered:
 		c.giveBack(ctx, req)
 		return nil, answer, fmt.Errorf("lease %q: %w; it is being given back: %w", name, ErrUnknown, err)
 	case err != nil:
@@ -281,8 +281,9 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 }
 
 // ask sends the request, and again after a lost reply (the same token gets the same grant), or when the connection turns
-// out to have been dead before.
-func (c *Client) ask(ctx context.Context, req acquireRequest, sent Reading) (acquireAnswer, error) {
+// out to have been dead before. With an error, unanswered says that one of the requests may have been granted all the same,
+// whatever became of the last.
+func (c *Client) ask(ctx context.Context, req acquireRequest, sent Reading) (_ acquireAnswer, unanswered bool, _ error) {
 	ctx, cancel := c.untilClosed(ctx)
 	defer cancel()
 	for pause := 10 * time.Millisecond; ; pause *= 2 {
@@ -290,11 +291,17 @@ func (c *Client) ask(ctx context.Context, req acquireRequest, sent Reading) (acq
 		tryCtx, cancel := context.WithTimeout(ctx, left)
 		answer, err := c.store.acquire(tryCtx, req)
 		cancel()
-		if err == nil || pgerr.Answered(err) || (pgerr.NotSent(err) && !pgerr.Stale(err)) || errors.Is(err, errNotReplicated) {
-			return answer, err
+		if err == nil || pgerr.Answered(err) || errors.Is(err, errNotReplicated) {
+			return answer, unanswered, err
+		}
+		if !pgerr.NotSent(err) {
+			unanswered = true
+		}
+		if pgerr.NotSent(err) && !pgerr.Stale(err) && !unanswered {
+			return answer, false, err
 		}
 		if ctx.Err() != nil || c.clock().since(sent)+pause >= c.cfg.budget() || sleep(ctx, pause) != nil {
-			return answer, err
+			return answer, unanswered, err
 		}
 	}
 }
@@ -327,7 +334,7 @@ func (c *Client) adopt(ctx context.Context, req acquireRequest, fence int64, sen
 	old := c.leases[req.name]
 	c.leases[req.name] = l
 	l.mu.Lock()
-	l.timer = time.AfterFunc(l.remainingLocked(c.clock()), l.onTimer)
+	l.timer = time.AfterFunc(l.nextLookLocked(c.clock()), l.onTimer)
 	l.mu.Unlock()
 	if !c.cfg.ManualRenewal {
 		c.keepLocked(l)

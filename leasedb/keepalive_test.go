@@ -420,6 +420,26 @@ func TestLostReplyToAnAcquire(t *testing.T) {
 			require.True(f, f.store.rows["x"].free)
 		})
 	})
+	t.Run("and given back too if the next try meets another error", func(t *testing.T) {
+		for name, second := range map[string]error{
+			"refused":   &pgconn.ConnectError{},
+			"locked":    &pgconn.PgError{Severity: "ERROR", Code: "55P03"},
+			"read-only": &pgconn.PgError{Severity: "ERROR", Code: "25006"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				inBubble(t, Config{}, func(f *fixture) {
+					f.store.afterwards = func(context.Context) error {
+						f.store.set(func() { f.store.onAcquire = func(context.Context, acquireRequest) error { return second } })
+						return errNoAnswer
+					}
+					_, err := f.client.TryAcquire(f.Context(), "x")
+					require.ErrorIs(f, err, ErrUnknown)
+					synctest.Wait()
+					require.True(f, f.store.rows["x"].free, "nothing is left held")
+				})
+			})
+		}
+	})
 	t.Run("but the server's own no is final", func(t *testing.T) {
 		inBubble(t, Config{}, func(f *fixture) {
 			f.store.onAcquire = func(context.Context, acquireRequest) error {
@@ -487,6 +507,56 @@ func TestClocks(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A machine that was suspended: the context ends within an interval of its resuming, and nothing spins until then.
+func TestSuspendIsNoticed(t *testing.T) {
+	for _, manual := range []bool{false, true} {
+		var mu sync.Mutex
+		var boot time.Duration
+		reads := 0
+		clock := func() Reading {
+			mu.Lock()
+			defer mu.Unlock()
+			reads++
+			return Reading{Time: time.Now(), Boot: boot}
+		}
+		inBubble(t, Config{Clock: clock, ManualRenewal: manual}, func(f *fixture) {
+			l := f.acquire("x")
+			f.at(time.Second)
+			mu.Lock()
+			boot, reads = time.Hour, 0
+			mu.Unlock()
+			<-l.Context().Done()
+			require.LessOrEqual(f, time.Since(f.began), 11*time.Second)
+			require.ErrorIs(f, context.Cause(l.Context()), ErrNotRenewed)
+			mu.Lock()
+			defer mu.Unlock()
+			require.Less(f, reads, 100)
+		})
+	}
+}
+
+// A lease that is about to end does not cost the others their renewal.
+func TestShortLivedLeaseCostsTheOthersNothing(t *testing.T) {
+	inBubble(t, Config{MaxHold: 10*time.Second + 20*time.Millisecond}, func(f *fixture) {
+		f.store.onRenew = func(ctx context.Context, _ []string) error { // a database that takes its time
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(300 * time.Millisecond):
+				return nil
+			}
+		}
+		ends := f.acquire("ends")
+		f.at(5 * time.Second)
+		stays := f.acquire("stays")
+		f.at(11 * time.Second)
+		require.ErrorIs(f, ends.Err(), ErrMaxHold)
+		require.Equal(f, Active, stays.State())
+		_, renews, _ := f.store.count()
+		require.Equal(f, 1, renews, "and it did not have to be asked again")
+	})
 }
 
 func TestCloseAndAbandon(t *testing.T) {

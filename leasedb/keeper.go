@@ -3,7 +3,6 @@ package leasedb
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -72,20 +71,29 @@ func (k *keeper) plan(c *Client) time.Duration {
 func (k *keeper) beat(c *Client) {
 	sent := c.clock()
 	soon := sent.Time.Add(c.cfg.RenewEvery / 2)
-	left := time.Duration(math.MaxInt64) // that the lease with the least has
-	var leases []*Lease
+	// What the lease with the most time has left bounds the try: one that is about to end must not cost the others their
+	// renewal, and does not believe an answer that comes too late for it.
+	var left time.Duration
+	var leases, over []*Lease
 
 	c.mu.Lock()
 	for _, l := range c.leases {
 		l.mu.Lock()
 		remaining := l.remainingLocked(sent)
-		if l.state == Active && remaining > 0 && !l.renewDue.After(soon) {
+		switch {
+		case l.state != Active:
+		case remaining <= 0:
+			over = append(over, l)
+		case !l.renewDue.After(soon):
 			leases = append(leases, l)
-			left = min(left, remaining)
+			left = max(left, remaining)
 		}
 		l.mu.Unlock()
 	}
 	c.mu.Unlock()
+	for _, l := range over { // their timers have not noticed: the machine was suspended, or a clock was stepped
+		l.expireIfDue()
+	}
 	if len(leases) == 0 {
 		return
 	}

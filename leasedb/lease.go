@@ -227,7 +227,7 @@ func (l *Lease) settle(sent Reading, outcome string) {
 		if l.state == Active && l.remainingLocked(l.client.clock()) > 0 {
 			l.sent = sent
 			l.renewDue = sent.Time.Add(l.client.cfg.RenewEvery)
-			l.timer.Reset(l.remainingLocked(l.client.clock()))
+			l.timer.Reset(l.nextLookLocked(l.client.clock()))
 		}
 		l.mu.Unlock()
 	case outcomeLocked:
@@ -255,9 +255,10 @@ func (l *Lease) Lose(cause error) {
 	err := l.errLocked()
 	l.endLocked(err)
 	l.mu.Unlock()
+	// Also if an observer panics: Close must not wait for ever.
+	defer l.client.work.Done()
+	defer l.client.forget(l)
 	l.client.lost(l, err)
-	l.client.forget(l)
-	l.client.work.Done()
 }
 
 // endLocked does what every way out of Active has in common. The caller has set the state.
@@ -293,6 +294,12 @@ func (l *Lease) expireIfDue() {
 	l.Lose(ErrNotRenewed)
 }
 
+// nextLookLocked is when to look at the clocks again: at the deadline, but at least once an interval, because a timer stands
+// still with the machine while the deadline does not.
+func (l *Lease) nextLookLocked(now Reading) time.Duration {
+	return min(l.remainingLocked(now), l.client.cfg.RenewEvery)
+}
+
 // onTimer is what makes a loss happen at the deadline even if the database never answers and nobody asks.
 func (l *Lease) onTimer() {
 	l.expireIfDue()
@@ -300,7 +307,7 @@ func (l *Lease) onTimer() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state == Active { // the deadline has moved, or the timer's clock runs ahead of ours
-		l.timer.Reset(max(l.remainingLocked(now), time.Millisecond))
+		l.timer.Reset(max(l.nextLookLocked(now), time.Millisecond))
 	}
 }
 

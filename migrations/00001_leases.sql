@@ -252,6 +252,10 @@ BEGIN
             USING ERRCODE = '22023';
     END IF;
     acquire.holder := coalesce(acquire.holder, '');
+    IF octet_length(acquire.holder) > 1024 OR octet_length(acquire.waiter) > 255 THEN
+        RAISE EXCEPTION 'holder of % and waiter of % bytes: want at most 1024 and 255', octet_length(acquire.holder),
+            coalesce(octet_length(acquire.waiter), 0) USING ERRCODE = '22023';
+    END IF;
     -- Under a snapshot that does not move, what is read after the lock may be older than the lock.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'isolation level %: fence.acquire needs READ COMMITTED', current_setting('transaction_isolation')
