@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -171,16 +172,16 @@ type Client struct {
 
 	stopping context.Context // ends when the client is being closed
 	stop     context.CancelFunc
+	highest  *atomic.Int64   // the newest fence that this process was granted by this database
 	hurrying context.Context // ends when whoever closes the client has no more time for what is being given back
 	hurry    context.CancelFunc
 	work     sync.WaitGroup // everything that runs on in the background
 
-	mu      sync.Mutex
-	closed  bool
-	leases  map[string]*Lease // Active, by name: the database grants a name to one at a time
-	lines   map[string]*line  // who waits in this process, by name
-	highest int64             // the newest fence seen
-	keeper  *keeper
+	mu     sync.Mutex
+	closed bool
+	leases map[string]*Lease // Active, by name: the database grants a name to one at a time
+	lines  map[string]*line  // who waits in this process, by name
+	keeper *keeper
 	// listening is set once the listener has been started.
 	listening bool
 }
@@ -210,6 +211,7 @@ func newClient(s store, cfg Config) *Client {
 	hurrying, hurry := context.WithCancel(context.Background())
 	return &Client{
 		hurrying: hurrying,
+		highest:  s.highest(),
 		hurry:    hurry,
 		cfg:      cfg,
 		store:    s,
@@ -244,9 +246,7 @@ func (c *Client) attempt(ctx context.Context, name, waiter string) (*Lease, acqu
 	}
 	defer c.work.Done()
 
-	c.mu.Lock()
-	highest := c.highest
-	c.mu.Unlock()
+	highest := c.highest.Load()
 	req := acquireRequest{
 		name: name, holder: c.cfg.Holder, token: newToken(), ttl: c.cfg.TTL, lockWait: c.cfg.LockWait, waiter: waiter,
 	}
@@ -330,7 +330,8 @@ func (c *Client) adopt(ctx context.Context, req acquireRequest, fence int64, sen
 		return nil, ErrClosed
 	}
 	c.work.Add(1) // until the lease has left Active and that has been dealt with
-	c.highest = max(c.highest, fence)
+	for seen := c.highest.Load(); fence > seen && !c.highest.CompareAndSwap(seen, fence); seen = c.highest.Load() {
+	}
 	old := c.leases[req.name]
 	c.leases[req.name] = l
 	l.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,8 +125,9 @@ func (s *fakeStore) listen(ctx context.Context, _ func(), _ func(string)) error 
 	return ctx.Err()
 }
 
-func (s *fakeStore) database() string { return "fake" }
-func (s *fakeStore) close()           {}
+func (s *fakeStore) database() string       { return "fake" }
+func (s *fakeStore) highest() *atomic.Int64 { return new(atomic.Int64) }
+func (s *fakeStore) close()                 {}
 
 func (s *fakeStore) set(change func()) {
 	s.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +26,8 @@ type store interface {
 	// listen calls ready once it listens and heard for each note, until it cannot any more or ctx ends.
 	listen(ctx context.Context, ready func(), heard func(payload string)) error
 	database() string
+	// highest is where this process keeps the newest fence that this database has granted it.
+	highest() *atomic.Int64
 	close()
 }
 
@@ -201,6 +204,15 @@ func (s *pgStore) call(
 
 func (s *pgStore) database() string {
 	return s.grants.Config().ConnConfig.Database
+}
+
+// highestOf is keyed by host, port and database: all clients of a process share what they have seen.
+var highestOf sync.Map
+
+func (s *pgStore) highest() *atomic.Int64 {
+	cfg := s.grants.Config().ConnConfig
+	mark, _ := highestOf.LoadOrStore(fmt.Sprintf("%s:%d/%s", cfg.Host, cfg.Port, cfg.Database), new(atomic.Int64))
+	return mark.(*atomic.Int64)
 }
 
 func (s *pgStore) close() {
