@@ -109,14 +109,14 @@ type querier interface {
 }
 
 // exec runs a write, in the caller's transaction or in one of its own, and reports whether it changed a row.
-func (t *Table) exec(ctx context.Context, sql string, args []any) (changed bool, err error) {
+func (t *Table) exec(ctx context.Context, strength Strength, sql string, args []any) (changed bool, err error) {
 	if t.tx != nil {
 		tag, err := t.tx.Exec(ctx, sql, args...)
 		return tag.RowsAffected() > 0, err
 	}
 	pool := t.gate.pool
 	for attempt := 0; ; attempt++ {
-		changed, err = t.execOnce(ctx, sql, args)
+		changed, err = t.execOnce(ctx, strength, sql, args)
 		if !pgerr.Stale(err) || ctx.Err() != nil || attempt > int(pool.Stat().MaxConns()) {
 			return changed, err
 		}
@@ -124,13 +124,13 @@ func (t *Table) exec(ctx context.Context, sql string, args []any) (changed bool,
 	}
 }
 
-func (t *Table) execOnce(ctx context.Context, sql string, args []any) (changed bool, err error) {
+func (t *Table) execOnce(ctx context.Context, strength Strength, sql string, args []any) (changed bool, err error) {
 	conn, err := t.gate.pool.Acquire(ctx)
 	if err != nil {
 		return false, pgerr.BeforeSending(err)
 	}
 	defer conn.Release()
-	if !t.gate.explicit.Load() {
+	if strength != Live || !t.gate.explicit.Load() {
 		tag, err := conn.Exec(ctx, sql, args...)
 		if pgerr.Code(err) != pgerr.Isolation {
 			return tag.RowsAffected() > 0, err

@@ -139,7 +139,7 @@ func (w *write) keyCondition(b *sqlBuilder) {
 func (w *write) run(ctx context.Context, sql string, args []any) (Outcome, error) {
 	suppressed := false
 	for {
-		changed, err := w.table.exec(ctx, sql, args)
+		changed, err := w.table.exec(ctx, w.options.strength, sql, args)
 		if err != nil {
 			return w.failed(err)
 		}

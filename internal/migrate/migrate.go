@@ -30,9 +30,8 @@ const lockID = 0x66656e6365 // "fence"
 
 // Step is one migration, applied or rolled back.
 type Step struct {
-	Version  int64         `json:"version"`
-	File     string        `json:"file"`
-	Duration time.Duration `json:"-"`
+	Version int64  `json:"version"`
+	File    string `json:"file"`
 }
 
 // Status is one migration and when it was applied; AppliedAt is zero while it is pending, and where another tool has
@@ -288,7 +287,7 @@ func dropHistory(ctx context.Context, db *sql.DB) error {
 func stepsOf(done []*goose.MigrationResult) []Step {
 	var steps []Step
 	for _, r := range done {
-		steps = append(steps, Step{Version: r.Source.Version, File: r.Source.Path, Duration: r.Duration})
+		steps = append(steps, Step{Version: r.Source.Version, File: r.Source.Path})
 	}
 	return steps
 }
