@@ -67,14 +67,50 @@ func NoSuchFunction(err error) bool {
 // might already have been on disk.
 func Answered(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Severity != "FATAL" && pgErr.Severity != "PANIC"
+	if errors.As(err, &pgErr) {
+		return pgErr.Severity != "FATAL" && pgErr.Severity != "PANIC"
+	}
+	// Of another driver's error the code is all there is to go by.
+	code := Code(err)
+	return len(code) == 5 && code[:2] != "08" && code[:2] != "57" && !EndedIdle(err) || code == "57014"
+}
+
+// EndedIdle reports whether the server has ended a transaction because it stood still or took too long; it has rolled
+// it back.
+func EndedIdle(err error) bool {
+	switch Code(err) {
+	case "25P03", "25P04":
+		return true
+	}
+	return false
+}
+
+// Again reports whether the statement, or the whole transaction, may well pass when it is tried again: it was never sent,
+// or lost against a concurrent one.
+func Again(err error) bool {
+	switch Code(err) {
+	case "40001", "40P01", "55P03":
+		return true
+	}
+	return NotSent(err)
 }
 
 // NotSent reports whether err says that the statement never left this process, or was never committed.
 func NotSent(err error) bool {
 	var connectErr *pgconn.ConnectError
 	var undone rolledBack
-	return pgconn.SafeToRetry(err) || errors.As(err, &connectErr) || errors.As(err, &undone)
+	return safeToRetry(err) || errors.As(err, &connectErr) || errors.As(err, &undone)
+}
+
+// safeToRetry is pgconn.SafeToRetry without what that gets wrong: a statement in the simple protocol, a COMMIT among them,
+// whose connection is lost while it waits for the answer, ends with the error of a connection that was closed before (pgx
+// 5.12, MultiResultReader.NextResult). What was closed when it was taken is marked with BeforeSending.
+func safeToRetry(err error) bool {
+	var marked notSent
+	if errors.As(err, &marked) {
+		return true
+	}
+	return pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed)
 }
 
 // notSent marks an error in pgconn.SafeToRetry's way.
@@ -92,8 +128,11 @@ func BeforeCommit(err error) error {
 	if Answered(err) {
 		return err
 	}
-	return rolledBack{err}
+	return RolledBack(err)
 }
+
+// RolledBack marks an error of a transaction that is certain not to have been committed.
+func RolledBack(err error) error { return rolledBack{err} }
 
 // rolledBack is not notSent: the statement may well have been run, and must not be repeated without the caller's knowing.
 type rolledBack struct{ error }
@@ -104,7 +143,7 @@ func (e rolledBack) Unwrap() error { return e.error }
 // pool are after the server was started again. On another connection the statement may well pass.
 func Stale(err error) bool {
 	var connectErr *pgconn.ConnectError
-	return pgconn.SafeToRetry(err) && !errors.As(err, &connectErr)
+	return safeToRetry(err) && !errors.As(err, &connectErr)
 }
 
 // Refused reports whether trying again cannot help: the server answered, and would answer the same next time.
@@ -125,7 +164,7 @@ func Refused(err error) bool {
 }
 
 // SchemaVersion is the newest version of schema fence that this program knows; a test compares it with the migrations.
-const SchemaVersion = 2
+const SchemaVersion = 3
 
 // CheckSchema returns an error that says what to do unless found, the schema's version, is one that a program can work
 // with: from the oldest that has what it calls, to one version after the newest that it knows.
