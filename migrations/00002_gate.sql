@@ -9,7 +9,7 @@ CREATE TABLE fence.protected_table (
     high_water   bigint      NOT NULL DEFAULT 0,
     protected_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT protected_table_rule CHECK (rule IN ('once', 'term')),
-    CONSTRAINT protected_table_strength CHECK (strength IN ('fenced', 'live'))
+    CONSTRAINT protected_table_strength CHECK (strength IN ('fenced', 'live', 'in_tx'))
 );
 COMMENT ON TABLE fence.protected_table IS 'tables with a fence column, written through the gate; see fence.protect()';
 COMMENT ON COLUMN fence.protected_table.high_water IS
@@ -182,8 +182,8 @@ BEGIN
     IF protect.rule IS NULL OR protect.rule NOT IN ('once', 'term') THEN
         RAISE EXCEPTION 'rule %: want once or term', coalesce(quote_literal(protect.rule), 'NULL') USING ERRCODE = '22023';
     END IF;
-    IF protect.strength IS NULL OR protect.strength NOT IN ('fenced', 'live') THEN
-        RAISE EXCEPTION 'strength %: want fenced or live', coalesce(quote_literal(protect.strength), 'NULL')
+    IF protect.strength IS NULL OR protect.strength NOT IN ('fenced', 'live', 'in_tx') THEN
+        RAISE EXCEPTION 'strength %: want fenced, live or in_tx', coalesce(quote_literal(protect.strength), 'NULL')
             USING ERRCODE = '22023';
     END IF;
     IF coalesce(protect.fence_column, '') = '' THEN

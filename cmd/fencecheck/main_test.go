@@ -103,17 +103,28 @@ func TestMigrateDownRefusesWhileFencesAreHeld(t *testing.T) {
 		require.EqualValues(t, migrations.Version, value[int](t, cfg, `SELECT fence.schema_version()`), "nothing was rolled back")
 	}
 	// The file itself refuses too, whatever tool runs it.
-	text, err := migrate.SQL(2)
-	require.NoError(t, err)
-	_, down, found := strings.Cut(text, "-- +goose Down")
-	require.True(t, found)
 	conn, err := pgx.ConnectConfig(context.Background(), cfg)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
-	_, err = conn.PgConn().Exec(context.Background(), down).ReadAll()
-	require.ErrorContains(t, err, "WG004")
+	refuses := func(version int64) {
+		text, err := migrate.SQL(version)
+		require.NoError(t, err)
+		_, down, found := strings.Cut(text, "-- +goose Down")
+		require.True(t, found)
+		_, err = conn.PgConn().Exec(context.Background(), down).ReadAll()
+		require.ErrorContains(t, err, "WG004")
+	}
+	refuses(2)
+	refuses(3)
 
-	r := fencecheck("migrate", "down", "--to", "0", "--force", db)
+	// Without a row that holds one: a tombstone does.
+	pgtest.Exec(t, cfg, `DELETE FROM "Odd name"; SELECT fence.bury('"Odd name"', '{"id": 2}', 8, 'x')`)
+	refuses(3)
+	r := fencecheck("migrate", "down", db)
+	require.Equal(t, exitCannotCheck, r.code)
+	require.Contains(t, r.stderr, `"Odd name" (tombstones of 1 deleted rows)`)
+
+	r = fencecheck("migrate", "down", "--to", "0", "--force", db)
 	require.Equal(t, exitClean, r.code, r.stderr)
 	require.Equal(t, "none", value[string](t, cfg, `SELECT coalesce(to_regnamespace('fence')::text, 'none')`))
 }
@@ -325,7 +336,7 @@ func TestReadingNeedsSelectAlone(t *testing.T) {
 func TestVersion(t *testing.T) {
 	r := fencecheck("version")
 	require.Equal(t, exitClean, r.code)
-	require.Contains(t, r.stdout, "schema 2")
+	require.Contains(t, r.stdout, "schema 3")
 	var v versionInfo
 	r = fencecheck("version", "--output", "json")
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))

@@ -91,8 +91,8 @@ func Down(ctx context.Context, cfg *pgx.ConnConfig, target int64, force bool) ([
 			return fmt.Errorf("the schema is at version %d: it cannot go down to %d", current, target)
 		}
 		// Each file is a transaction of its own, and the one that refuses is not the first to be rolled back.
-		if gate := int64(2); !force && current >= gate && target < gate {
-			if err := refuseIfHeld(ctx, db); err != nil {
+		if gate := int64(2); !force && current >= gate {
+			if err := refuseIfHeld(ctx, db, current); err != nil {
 				return err
 			}
 		}
@@ -249,8 +249,13 @@ func createSchema(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-func refuseIfHeld(ctx context.Context, db *sql.DB) error {
-	rows, err := db.QueryContext(ctx, `SELECT format('%s (up to %s)', relation, max_fence) FROM fence.tables_holding_fences()`)
+func refuseIfHeld(ctx context.Context, db *sql.DB, version int64) error {
+	query := `SELECT format('%s (up to %s)', relation, max_fence) FROM fence.tables_holding_fences()`
+	if version >= 3 {
+		query += ` UNION ALL SELECT format('%s (tombstones of %s deleted rows)', t.relation, count(*))
+			FROM fence.tombstone t JOIN fence.protected_table p ON p.relation = t.relation GROUP BY t.relation`
+	}
+	rows, err := db.QueryContext(ctx, query)
 	if err != nil {
 		return err
 	}
