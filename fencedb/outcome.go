@@ -26,11 +26,13 @@ const (
 	LeaseLost
 	// Missing: there is no such row, or a row security policy hides it.
 	Missing
+	// Unmatched: the row is there and would take this fence, but the write's own condition ([Where]) does not hold.
+	Unmatched
 	// Suppressed: the row would have taken this fence, and yet the statement changed nothing: a trigger or a rule of
 	// the table drops updates without an error.
 	Suppressed
-	// Unknown: the statement was sent and its answer never came. Send the same write again: it is Applied or
-	// AlreadyApplied under rule once.
+	// Unknown: the statement was sent and its answer never came. Send the same write again, or have [Retry] do it: under
+	// rule once, or with a request id, it is then Applied or AlreadyApplied.
 	Unknown
 )
 
@@ -46,6 +48,8 @@ func (o Outcome) String() string {
 		return "lease lost"
 	case Missing:
 		return "missing"
+	case Unmatched:
+		return "unmatched"
 	case Suppressed:
 		return "suppressed"
 	case Unknown:
@@ -59,8 +63,20 @@ var (
 	ErrStale      = errors.New("write refused: the row has seen a newer fence")
 	ErrLeaseLost  = errors.New("write refused: the lease is over")
 	ErrMissing    = errors.New("no such row")
+	ErrUnmatched  = errors.New("the row does not meet the write's condition")
 	ErrSuppressed = errors.New("the table dropped the write without an error")
 	ErrUnknown    = errors.New("outcome unknown: the answer was lost")
+)
+
+// What errors.Is can ask of a [WriteError] whose outcome is [Failed], beside the database's own errors.
+var (
+	// ErrExists: an Insert found a row of an older grant, or under rule term of this one, in its place.
+	ErrExists = errors.New("the row exists already")
+	// ErrOnce: rule once, and this grant has written the row before, by what was certainly another write. That the rule
+	// cannot always tell; give writes request ids, or use rule term, where a grant writes a row more than once.
+	ErrOnce = errors.New("rule once: this grant has written this row already, by another write")
+	// ErrRequest: the request id has been used in this term for another row.
+	ErrRequest = errors.New("the request id belongs to another write")
 	// ErrSchema: schema fence is missing, of a version this program cannot use, or closed to this role.
 	ErrSchema = pgerr.ErrSchema
 )
@@ -69,7 +85,7 @@ var (
 // outcome, and what it wraps.
 type WriteError struct {
 	Outcome       Outcome
-	Table         string // schema.table
+	Table         string // schema.table; empty for a transaction, and for SQL of one's own without a target
 	Key           Key
 	Lease         string // name
 	Fence         int64  // offered
@@ -83,10 +99,17 @@ type WriteError struct {
 	Verdict  string
 	AuditErr error // why the refusal is not in the audit, if it should be and is not
 	Err      error // the database's or the lease's own error, if any
+
+	again bool // it may be sent again without being applied twice
 }
 
 func (e *WriteError) Error() string {
-	where := fmt.Sprintf("%s %s, lease %q, fence %d", e.Table, e.Key, e.Lease, e.Fence)
+	where := fmt.Sprintf("lease %q, fence %d", e.Lease, e.Fence)
+	if e.Key != nil {
+		where = fmt.Sprintf("%s %s, %s", e.Table, e.Key, where)
+	} else if e.Table != "" {
+		where = e.Table + ", " + where
+	}
 	var what string
 	switch e.Outcome {
 	case Stale:
@@ -99,6 +122,11 @@ func (e *WriteError) Error() string {
 		if e.Reason != "" {
 			what += " (" + e.Reason + ")"
 		}
+		if e.CurrentHolder != "" {
+			what += fmt.Sprintf(", and is %q's", e.CurrentHolder)
+		}
+	case Applied, AlreadyApplied:
+		what = e.Outcome.String() + ", and yet"
 	default:
 		what = e.Outcome.sentinel().Error()
 	}
@@ -119,6 +147,8 @@ func (o Outcome) sentinel() error {
 		return ErrLeaseLost
 	case Missing:
 		return ErrMissing
+	case Unmatched:
+		return ErrUnmatched
 	case Suppressed:
 		return ErrSuppressed
 	case Unknown:

@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,6 +37,8 @@ const (
 	// Live: the lease must also be this grant's and not expired, by the database's clock; no newer grant can exist
 	// before the write is committed. The leases must be in the same database, and the transaction READ COMMITTED.
 	Live Strength = "live"
+	// InTx: as Live, for a whole transaction, of which the write must be a part: [Gate.InTx] makes one.
+	InTx Strength = "in_tx"
 )
 
 // Key names one row: its primary key, or the columns of a unique index without NULLs, with their values.
@@ -63,14 +66,14 @@ func (k Key) String() string {
 	return string(text)
 }
 
-// Set is what a write puts into the row: columns and their new values. The fence column is not among them.
+// Set is what a write puts into the row: columns and their new values, or expressions ([Expr]). The fence column is not
+// among them.
 type Set map[string]any
 
 // Table is a protected table as the catalog and the register describe it. It is safe for concurrent use.
 type Table struct {
 	gate *Gate
-	db   querier
-	tx   pgx.Tx // the caller's, if it is bound to one
+	in   *caller // the caller's transaction, if it is bound to one
 
 	name     string // schema.table, for people
 	ident    string // quoted, for SQL
@@ -78,16 +81,43 @@ type Table struct {
 	rule     Rule
 	strength Strength
 	leases   bool // schema fence is in this database: there are leases to be Live, and an audit
-	columns  map[string]bool
+	columns  map[string]column
+	names    []string   // of the columns, in the table's order
 	keys     [][]string // each sorted; the primary key first
+	claimed  []string   // the key that the caller says is one, sorted
+}
+
+// column is what a statement must know of one.
+type column struct {
+	Name string
+	OID  uint32
+	Type string // quoted, without its modifier: a cast to varchar(3) would cut off where an assignment complains
+	// Always is set if the database makes the value itself: GENERATED ALWAYS AS …
+	Always bool
+}
+
+// TableOption changes how a table is read.
+type TableOption func(*tableOptions)
+
+type tableOptions struct{ key []string }
+
+// KeyColumns says that these columns name a row although no unique index without NULLs says so: for a table without a
+// key, or a partitioned one whose primary key must contain the column that it is partitioned by. That no two rows have
+// the same values is the caller's word; if two have, a write changes both.
+func KeyColumns(columns ...string) TableOption {
+	return func(o *tableOptions) { o.key = columns }
 }
 
 // describeSQL reads all about a table from the catalog in one statement. What schema fence knows is asked in others:
 // naming here what is not there would fail.
 const describeSQL = `
-SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
-       ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
-              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
+       coalesce((SELECT json_agg(json_build_object('Name', a.attname, 'OID', a.atttypid::bigint, 'Type', format('%I.%I', tn.nspname, ty.typname),
+                                 'Always', a.attgenerated <> '' OR a.attidentity = 'a') ORDER BY a.attnum)
+          FROM pg_catalog.pg_attribute a
+          JOIN pg_catalog.pg_type ty ON ty.oid = a.atttypid
+          JOIN pg_catalog.pg_namespace tn ON tn.oid = ty.typnamespace
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '[]')::text,
        coalesce((SELECT json_agg(cols ORDER BY is_primary DESC, cols::text)
           FROM (SELECT i.indisprimary AS is_primary,
                        (SELECT json_agg(a.attname ORDER BY a.attname)
@@ -104,85 +134,108 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = pg_catalog.to_regclass($1)`
+ WHERE c.oid = pg_catalog.to_regclass($1::text)`
 
 const registeredSQL = `
-SELECT p.fence_column::text, p.rule, p.strength FROM fence.protected_table p WHERE p.relation = $1::oid::regclass`
+SELECT p.fence_column::text, p.rule, p.strength FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
 
 const columnSQL = `
 SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
   FROM pg_catalog.pg_attribute a
- WHERE a.attrelid = $1 AND a.attname = $2 AND a.attnum > 0 AND NOT a.attisdropped`
+ WHERE a.attrelid = $1::bigint::oid AND a.attname = $2::text AND a.attnum > 0 AND NOT a.attisdropped`
 
 // oldestSchema is the first version of schema fence that has what the gate calls.
-const oldestSchema = 2
+const oldestSchema = 3
 
 // Table reads what there is to know about a table, once, and refuses one that cannot be written safely: not a table,
-// without a fence column (bigint NOT NULL), without a key, or, where schema fence is in this database, not registered
-// by fence.protect. The name is as in SQL: schema-qualified or found through search_path, quoted where it needs to be.
+// without a fence column (bigint NOT NULL), without a key ([KeyColumns] helps), or, where schema fence is in this
+// database, not registered by fence.protect. The name is as in SQL: schema-qualified or found through search_path,
+// quoted where it needs to be.
 //
 // Where the database has no schema fence (the leases live elsewhere), the fence column is last_fence, the rule Once,
-// the strength Fenced, and refusals are returned and logged, but there is no audit to record them in.
-func (g *Gate) Table(ctx context.Context, name string) (*Table, error) {
-	t := &Table{gate: g, db: g.pool, fenceCol: "last_fence", rule: Once, strength: Fenced}
-	var oid uint32
-	var schema, relation, kind, persistence, keys string
-	var columns []string
+// the strength Fenced, and refusals are returned and logged, but there is no audit to record them in, no tombstone that
+// a Delete could leave, and no record of requests.
+func (g *Gate) Table(ctx context.Context, name string, options ...TableOption) (*Table, error) {
+	var o tableOptions
+	for _, option := range options {
+		option(&o)
+	}
+	t := &Table{gate: g, fenceCol: "last_fence", rule: Once, strength: Fenced}
+	s, err := g.base.session(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("fencedb: table %s: %w", name, err)
+	}
+	defer s.release()
+	var oid int64
+	var schema, relation, kind, persistence, columns, keys string
 	var inherited bool
-	err := g.pool.QueryRow(ctx, describeSQL, name).
-		Scan(&oid, &schema, &relation, &kind, &persistence, &columns, &keys, &t.leases, &inherited)
+	err = one(ctx, s, describeSQL, []any{name},
+		&oid, &schema, &relation, &kind, &persistence, &columns, &keys, &t.leases, &inherited)
 	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil, fmt.Errorf("fencedb: there is no table %s in database %q, or it is not on the search_path",
-			name, g.pool.Config().ConnConfig.Database)
+	case errors.Is(err, errNoRow):
+		return nil, fmt.Errorf("fencedb: there is no table %s in database %q, or it is not on the search_path", name, g.base.database())
 	case err != nil:
 		return nil, fmt.Errorf("fencedb: table %s: %w", name, err)
 	}
 	t.name = schema + "." + relation
 	t.ident = pgx.Identifier{schema, relation}.Sanitize()
-	t.columns = make(map[string]bool, len(columns))
-	for _, c := range columns {
-		t.columns[c] = true
-	}
 	if inherited {
 		return nil, fmt.Errorf("fencedb: other tables inherit from %s: a key is unique in each of them, not in all", t.name)
 	}
-	if err := json.Unmarshal([]byte(keys), &t.keys); err != nil {
-		return nil, fmt.Errorf("fencedb: table %s: keys: %w", t.name, err)
-	}
-	for _, key := range t.keys {
-		sort.Strings(key)
+	if err := t.readColumns(columns, keys); err != nil {
+		return nil, fmt.Errorf("fencedb: table %s: %w", t.name, err)
 	}
 
 	registered := true
 	if t.leases {
-		if registered, err = t.readRegister(ctx, oid); err != nil {
-			return nil, fmt.Errorf("fencedb: table %s: %w", t.name, pgerr.ExplainSchema(err, g.pool.Config().ConnConfig.Database))
+		if registered, err = t.readRegister(ctx, s, oid); err != nil {
+			return nil, fmt.Errorf("fencedb: table %s: %w", t.name, pgerr.ExplainSchema(err, g.base.database()))
 		}
 	}
-	if err := t.validate(ctx, oid, kind, persistence, registered); err != nil {
+	if err := t.validate(ctx, s, oid, kind, persistence, registered, o); err != nil {
 		return nil, err
 	}
 	return t, nil
 }
 
+func (t *Table) readColumns(columns, keys string) error {
+	var list []column
+	if err := json.Unmarshal([]byte(columns), &list); err != nil {
+		return fmt.Errorf("columns: %w", err)
+	}
+	t.columns = make(map[string]column, len(list))
+	for _, c := range list {
+		t.columns[c.Name] = c
+		t.names = append(t.names, c.Name)
+	}
+	if err := json.Unmarshal([]byte(keys), &t.keys); err != nil {
+		return fmt.Errorf("keys: %w", err)
+	}
+	for _, key := range t.keys {
+		sort.Strings(key)
+	}
+	return nil
+}
+
 // readRegister takes over what fence.protect was told of the table; false if it never was.
-func (t *Table) readRegister(ctx context.Context, oid uint32) (bool, error) {
+func (t *Table) readRegister(ctx context.Context, s link, oid int64) (bool, error) {
 	var version int
-	if err := t.db.QueryRow(ctx, `SELECT fence.schema_version()`).Scan(&version); err != nil {
+	if err := one(ctx, s, `SELECT fence.schema_version()`, nil, &version); err != nil {
 		return false, err
 	}
 	if err := pgerr.CheckSchema(version, oldestSchema); err != nil {
 		return false, err
 	}
-	err := t.db.QueryRow(ctx, registeredSQL, oid).Scan(&t.fenceCol, &t.rule, &t.strength)
-	if errors.Is(err, pgx.ErrNoRows) {
+	var rule, strength string
+	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength)
+	if errors.Is(err, errNoRow) {
 		return false, nil
 	}
+	t.rule, t.strength = Rule(rule), Strength(strength)
 	return err == nil, err
 }
 
-func (t *Table) validate(ctx context.Context, oid uint32, kind, persistence string, registered bool) error {
+func (t *Table) validate(ctx context.Context, s link, oid int64, kind, persistence string, registered bool, o tableOptions) error {
 	protect := fmt.Sprintf("SELECT fence.protect('%s')", strings.ReplaceAll(t.ident, "'", "''"))
 	if !t.leases {
 		protect = fmt.Sprintf("`fencecheck migrate up` and %s, or, where the leases live elsewhere, ALTER TABLE %s ADD COLUMN last_fence bigint NOT NULL DEFAULT 0",
@@ -196,9 +249,9 @@ func (t *Table) validate(ctx context.Context, oid uint32, kind, persistence stri
 	}
 	var columnType string
 	var notNull bool
-	err := t.db.QueryRow(ctx, columnSQL, oid, t.fenceCol).Scan(&columnType, &notNull)
+	err := one(ctx, s, columnSQL, []any{oid, t.fenceCol}, &columnType, &notNull)
 	switch {
-	case errors.Is(err, pgx.ErrNoRows):
+	case errors.Is(err, errNoRow):
 		return fmt.Errorf("fencedb: table %s has no fence column %q (bigint NOT NULL DEFAULT 0): add it with %s",
 			t.name, t.fenceCol, protect)
 	case err != nil:
@@ -211,8 +264,23 @@ func (t *Table) validate(ctx context.Context, oid uint32, kind, persistence stri
 			t.name, t.fenceCol)
 	case !registered:
 		return fmt.Errorf("fencedb: table %s is not registered in fence.protected_table: %s", t.name, protect)
-	case len(t.keys) == 0:
-		return fmt.Errorf("fencedb: table %s has neither a primary key nor a unique index without NULLs: a write could not name its row", t.name)
+	case len(t.keys) == 0 && o.key == nil:
+		return fmt.Errorf("fencedb: table %s has neither a primary key nor a unique index without NULLs: a write could not name its row; say which columns do with KeyColumns", t.name)
+	case t.rule != Once && t.rule != Term, t.strength != Fenced && t.strength != Live && t.strength != InTx:
+		return fmt.Errorf("fencedb: table %s is registered with rule %q and strength %q, which this program does not know: %w",
+			t.name, t.rule, t.strength, ErrSchema)
+	}
+	if o.key == nil {
+		return nil
+	}
+	t.claimed = slices.Sorted(slices.Values(o.key))
+	for i, c := range t.claimed {
+		if _, ok := t.columns[c]; !ok || c == t.fenceCol || i > 0 && c == t.claimed[i-1] {
+			return fmt.Errorf("fencedb: table %s: KeyColumns %q: want columns of the table, each once, without its fence", t.name, o.key)
+		}
+	}
+	if len(t.claimed) == 0 {
+		return fmt.Errorf("fencedb: table %s: KeyColumns names no column", t.name)
 	}
 	return nil
 }
@@ -228,11 +296,52 @@ func (t *Table) Strength() Strength { return t.strength }
 
 // In returns the table for writing inside a transaction of the caller's, who commits or rolls back. A refusal leaves
 // the transaction usable, and is recorded whether it is then committed or not. Until the commit the other writes of
-// the transaction can still be undone; what became of them is the caller's commit to tell.
+// the transaction can still be undone; what became of them is the caller's commit to tell, or [Gate.InTx]'s.
 func (t *Table) In(tx pgx.Tx) *Table {
 	bound := *t
-	bound.db, bound.tx = tx, tx
+	bound.in = &caller{link: pgxLink{tx, t.gate.base.text()}, tx: tx, ends: true}
+	if p, ok := tx.(*pinnedTx); ok {
+		bound.in.pin = &p.pin
+	}
 	return &bound
+}
+
+// Conn is what database/sql and what is built upon it send statements through: *sql.DB, *sql.Conn, *sql.Tx, gorm's
+// ConnPool, bun's IDB, the driver of ent.
+type Conn interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// InSQL returns the table for writing through a connection or a transaction of database/sql, as [Table.In] does for
+// pgx. Of anything but a *sql.Tx the gate cannot tell whether it is a transaction: a lost answer is then [Unknown].
+func (t *Table) InSQL(conn Conn) *Table {
+	bound := *t
+	_, ends := conn.(*sql.Tx)
+	bound.in = &caller{link: sqlLink{conn}, tx: conn, ends: ends}
+	return &bound
+}
+
+// caller is a transaction, or a connection, of the caller's.
+type caller struct {
+	link
+	tx   any  // what identifies it
+	ends bool // it is certain that what was sent is undone unless the caller commits
+	pin  *pin // the grant that it is pinned to, if the gate did that
+}
+
+// pinned returns the grant that the transaction is pinned to, if it is.
+func (c *caller) pinned(ctx context.Context) *pin {
+	if c == nil {
+		return nil
+	}
+	if c.pin != nil {
+		return c.pin
+	}
+	if p, ok := ctx.Value(pinKey{}).(*pin); ok && p.tx == c.tx {
+		return p // a *sql.Tx cannot be wrapped to say so itself
+	}
+	return nil
 }
 
 // checkKey returns the key's columns in a fixed order, or what is wrong with it.
@@ -243,28 +352,35 @@ func (t *Table) checkKey(key Key) ([]string, error) {
 			return nil, fmt.Errorf("fencedb: table %s: key column %q is NULL, which names no row", t.name, c)
 		}
 	}
+	if slices.Equal(t.claimed, columns) && t.claimed != nil {
+		return columns, nil
+	}
 	for _, want := range t.keys {
 		if slices.Equal(want, columns) {
 			return columns, nil
 		}
 	}
-	return nil, fmt.Errorf("fencedb: table %s: key %v is not a key of the table: want the columns of one of %v", t.name, columns, t.keys)
+	known := t.keys
+	if t.claimed != nil {
+		known = append([][]string{t.claimed}, known...)
+	}
+	return nil, fmt.Errorf("fencedb: table %s: key %v is not a key of the table: want the columns of one of %v", t.name, columns, known)
 }
 
+// checkSet returns the columns to set in a fixed order, or what is wrong with them.
 func (t *Table) checkSet(key Key, set Set) ([]string, error) {
 	columns := sortedKeys(set)
-	if len(columns) == 0 {
-		return nil, fmt.Errorf("fencedb: table %s: nothing to set", t.name)
-	}
 	for _, c := range columns {
-		if c == t.fenceCol {
+		known, ok := t.columns[c]
+		switch _, isKey := key[c]; {
+		case c == t.fenceCol:
 			return nil, fmt.Errorf("fencedb: table %s: column %q is the fence, which the gate alone writes", t.name, c)
-		}
-		if _, isKey := key[c]; isKey {
+		case isKey:
 			return nil, fmt.Errorf("fencedb: table %s: column %q names the row: a write that changes it could not be told from one that was lost", t.name, c)
-		}
-		if !t.columns[c] {
+		case !ok:
 			return nil, fmt.Errorf("fencedb: table %s has no column %q", t.name, c)
+		case known.Always:
+			return nil, fmt.Errorf("fencedb: table %s: column %q is generated always, by the database", t.name, c)
 		}
 	}
 	return columns, nil

@@ -1,0 +1,36 @@
+package fencedb
+
+import (
+	"context"
+	"fmt"
+)
+
+// Delete removes the row that key names, and leaves a tombstone with the lease's fence: no older holder can bring the row
+// back by [Table.Insert] or [Table.Upsert], and under rule once this grant itself cannot. A repeat is [AlreadyApplied].
+// The tombstone is kept until fence.prune, which by default spares those younger than 30 days: whoever could still be
+// about to write has to be gone by then. A row that was never there, or was removed around the gate, is [Missing] and
+// leaves none.
+//
+// It needs schema fence in the table's database, for its tombstone, and READ COMMITTED. [Returning] reads the row as it
+// was; not for a repeat, which has no row to read. Under rule once a row that this grant has written is [ErrOnce].
+//
+// Options: [WithRule], [WithStrength], [Where], [Returning], [WithRequestID].
+func (t *Table) Delete(ctx context.Context, lease Lease, key Key, options ...WriteOption) (Outcome, error) {
+	w, err := t.write(ctx, "delete", lease, key, options, "Where", "Returning", "WithRequestID")
+	if err != nil {
+		return w.ended(ctx, err)
+	}
+	if !t.leases {
+		return Failed, fmt.Errorf("fencedb: table %s: a delete needs schema fence in the database, for its tombstone; or set a column that says the row is gone: %w",
+			t.name, ErrSchema)
+	}
+	w.serial = true
+	s := w.newStatement()
+	s.add("DELETE FROM ", t.ident, " AS t WHERE ", w.keyMatches(s), " AND ", w.fenceTaken(s), w.further(s),
+		" AND (SELECT fence.floor(", w.relation(), ", ", w.keyJSON(s), ")) IS NOT NULL")
+	bury := "fence.bury(" + w.relation() + ", " + w.keyJSON(s) + ", " + s.theFence(w.grant.fence) + ", " + s.arg(w.grant.name) + "::text)"
+	if err := w.assemble(s, bury); err != nil {
+		return Failed, err
+	}
+	return w.run(ctx)
+}

@@ -1,0 +1,334 @@
+package fencedb
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/writegate/writegate/internal/pgerr"
+)
+
+// link is what statements are sent through, pgx's or database/sql's.
+type link interface {
+	exec(ctx context.Context, sql string, args []any) (changed int64, err error)
+	// query hands every row to each, which must scan it there and then. An error of each is returned as a readError, and
+	// only if the statement itself had none: it was carried out, whatever could be read of it.
+	query(ctx context.Context, sql string, args []any, each func(row) error) (rows int64, err error)
+	// text says that values are sent as text, since nobody tells this link what types a statement wants.
+	text() bool
+}
+
+// base is where a gate sends what is not in a caller's transaction.
+type base interface {
+	session(ctx context.Context) (session, error)
+	database() string
+	// spares is how many connections may be lying dead in the pool.
+	spares() int
+	text() bool
+	// audit makes the base for recording refusals, which must not wait for a connection that the refused work holds.
+	audit(ctx context.Context) (base, error)
+	close()
+}
+
+// session is one connection, taken from the pool until it is released.
+type session interface {
+	link
+	begin(ctx context.Context) (transaction, error) // READ COMMITTED
+	release()
+}
+
+// transaction is one of the gate's own.
+type transaction interface {
+	link
+	commit(ctx context.Context) error
+	rollback(ctx context.Context)
+}
+
+// row is one row of an answer.
+type row struct {
+	names []string
+	scan  func(dest ...any) error
+}
+
+// readError says that a statement was carried out, and its answer could not be read.
+type readError struct{ error }
+
+func (e readError) Unwrap() error { return e.error }
+
+var errNoRow = errors.New("no row")
+
+// one reads the only row of an answer.
+func one(ctx context.Context, l link, sql string, args []any, dest ...any) error {
+	n, err := l.query(ctx, sql, args, func(r row) error { return r.scan(dest...) })
+	if err == nil && n == 0 {
+		return errNoRow
+	}
+	return err
+}
+
+// pgxConn is met by pgx's connections and transactions.
+type pgxConn interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+type pgxLink struct {
+	conn     pgxConn
+	textOnly bool
+}
+
+func (l pgxLink) text() bool { return l.textOnly }
+
+func (l pgxLink) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	tag, err := l.conn.Exec(ctx, sql, args...)
+	return tag.RowsAffected(), err
+}
+
+func (l pgxLink) query(ctx context.Context, sql string, args []any, each func(row) error) (int64, error) {
+	rows, err := l.conn.Query(ctx, sql, args...)
+	if err != nil {
+		return 0, err
+	}
+	// All of it is read before any of it is scanned: pgx ends a query whose row cannot be scanned with that error, and
+	// the server's own, such as a constraint that is checked at the end, would be lost behind it.
+	var raw [][][]byte
+	for rows.Next() {
+		values := rows.RawValues()
+		kept := make([][]byte, len(values))
+		for i, v := range values {
+			if v != nil {
+				kept[i] = append([]byte{}, v...)
+			}
+		}
+		raw = append(raw, kept)
+	}
+	rows.Close()
+	if err := rows.Err(); err != nil {
+		return 0, err
+	}
+	if each == nil || len(raw) == 0 {
+		return int64(len(raw)), nil
+	}
+	fields := rows.FieldDescriptions()
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.Name
+	}
+	types := rows.Conn().TypeMap()
+	for _, values := range raw {
+		err := each(row{names, func(dest ...any) error { return pgx.ScanRow(types, fields, values, dest...) }})
+		if err != nil {
+			return int64(len(raw)), readError{err}
+		}
+	}
+	return int64(len(raw)), nil
+}
+
+type sqlLink struct{ conn Conn }
+
+func (l sqlLink) text() bool { return true }
+
+func (l sqlLink) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	result, err := l.conn.ExecContext(ctx, sql, args...)
+	if err != nil {
+		return 0, err
+	}
+	changed, err := result.RowsAffected()
+	if err != nil {
+		return 0, fmt.Errorf("the driver does not say how many rows a statement changed: %w", err)
+	}
+	return changed, nil
+}
+
+func (l sqlLink) query(ctx context.Context, sql string, args []any, each func(row) error) (n int64, err error) {
+	rows, err := l.conn.QueryContext(ctx, sql, args...)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = rows.Close() }()
+	names, err := rows.Columns()
+	if err != nil {
+		return 0, err
+	}
+	var unread error
+	for rows.Next() {
+		n++
+		if each != nil && unread == nil {
+			unread = each(row{names, rows.Scan})
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return 0, err
+	}
+	if err := rows.Close(); err != nil {
+		return 0, err
+	}
+	if unread != nil {
+		return n, readError{unread}
+	}
+	return n, nil
+}
+
+type pgxBase struct {
+	pool     *pgxpool.Pool
+	name     string // of the database; asking the pool copies its whole configuration
+	textOnly bool
+	own      bool // close it
+}
+
+func newPgxBase(pool *pgxpool.Pool) pgxBase {
+	cfg := pool.Config().ConnConfig
+	mode := cfg.DefaultQueryExecMode
+	return pgxBase{pool: pool, name: cfg.Database, textOnly: mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol}
+}
+
+func (b pgxBase) database() string { return b.name }
+func (b pgxBase) spares() int      { return int(b.pool.Stat().MaxConns()) }
+func (b pgxBase) text() bool       { return b.textOnly }
+
+func (b pgxBase) close() {
+	if b.own {
+		b.pool.Close()
+	}
+}
+
+func (b pgxBase) audit(ctx context.Context) (base, error) {
+	cfg := b.pool.Config()
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	own := newPgxBase(pool)
+	own.own = true
+	return own, nil
+}
+
+func (b pgxBase) session(ctx context.Context) (session, error) {
+	conn, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return nil, pgerr.BeforeSending(err)
+	}
+	return pgxSession{pgxLink{conn, b.textOnly}, conn}, nil
+}
+
+type pgxSession struct {
+	pgxLink
+	pooled *pgxpool.Conn
+}
+
+func (s pgxSession) release() { s.pooled.Release() }
+
+func (s pgxSession) begin(ctx context.Context) (transaction, error) {
+	tx, err := s.pooled.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return nil, pgerr.BeforeSending(err)
+	}
+	return pgxTransaction{pgxLink{tx, s.textOnly}, tx}, nil
+}
+
+type pgxTransaction struct {
+	pgxLink
+	tx pgx.Tx
+}
+
+func (t pgxTransaction) commit(ctx context.Context) error {
+	err := t.tx.Commit(ctx)
+	if errors.Is(err, pgx.ErrTxCommitRollback) {
+		return pgerr.RolledBack(fmt.Errorf("a statement in it had failed: %w", err))
+	}
+	return err
+}
+
+// rollback needs no answer: the server undoes it as well when it finds the connection gone, which the pool closes.
+func (t pgxTransaction) rollback(ctx context.Context) { _ = t.tx.Rollback(ctx) }
+
+type sqlBase struct {
+	db       *sql.DB
+	auditing *sql.DB
+}
+
+func (b sqlBase) database() string { return "(of the *sql.DB)" }
+func (b sqlBase) text() bool       { return true }
+
+func (b sqlBase) spares() int { return b.db.Stats().OpenConnections }
+func (b sqlBase) close()      {}
+
+func (b sqlBase) audit(context.Context) (base, error) { return sqlBase{b.auditing, nil}, nil }
+
+func (b sqlBase) session(ctx context.Context) (session, error) {
+	// A connection of our own choosing: through a *sql.DB a driver that loses the answer may make it send the statement
+	// once more, and nobody would know.
+	conn, err := b.db.Conn(ctx)
+	if err != nil {
+		return nil, pgerr.BeforeSending(err)
+	}
+	return &sqlSession{sqlLink: sqlLink{conn}, pooled: conn}, nil
+}
+
+type sqlSession struct {
+	sqlLink
+	pooled    *sql.Conn
+	abandoned chan struct{} // closed once a commit that nobody waits for any more has returned
+}
+
+func (s *sqlSession) release() {
+	if s.abandoned == nil {
+		_ = s.pooled.Close()
+		return
+	}
+	go func() {
+		<-s.abandoned
+		_ = s.pooled.Close()
+	}()
+}
+
+func (s *sqlSession) begin(ctx context.Context) (transaction, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, pgerr.BeforeSending(err)
+	}
+	// Not with ctx, at whose end database/sql would roll back behind our back, while we commit.
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	tx, err := s.pooled.BeginTx(lasting, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		cancel()
+		return nil, pgerr.BeforeSending(err)
+	}
+	return &sqlTransaction{sqlLink{tx}, tx, s, cancel}, nil
+}
+
+type sqlTransaction struct {
+	sqlLink
+	tx      *sql.Tx
+	session *sqlSession
+	cancel  context.CancelFunc
+}
+
+// commit gives up waiting when ctx ends, which database/sql itself would not.
+func (t *sqlTransaction) commit(ctx context.Context) error {
+	done, result := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(done)
+		result <- t.tx.Commit()
+	}()
+	select {
+	case err := <-result:
+		<-done
+		t.cancel()
+		return err
+	case <-ctx.Done():
+		t.session.abandoned = done
+		t.cancel()
+		return ctx.Err()
+	}
+}
+
+func (t *sqlTransaction) rollback(context.Context) {
+	_ = t.tx.Rollback()
+	t.cancel()
+}

@@ -1,0 +1,459 @@
+package fencedb
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/writegate/writegate/internal/pgerr"
+)
+
+// Row is one row of an UpdateMany.
+type Row struct {
+	Key Key
+	Set Set
+}
+
+// Result is what became of one row of an UpdateMany.
+type Result struct {
+	Key     Key
+	Outcome Outcome
+	Err     error // a [WriteError], nil for Applied and AlreadyApplied
+}
+
+// ManyError says why an UpdateMany was not applied, or, if it was [Partial], what of it was not. errors.Is and errors.As
+// look into each row's.
+type ManyError struct {
+	Table   string
+	Rows    int           // of the call
+	Applied int           // of those, written now or before; 0 unless it was Partial
+	Refused []*WriteError // why, for each row that stood in the way, or was not written
+	Err     error         // what befell the statement as a whole, if that is what happened
+
+	again bool
+}
+
+func (e *ManyError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("fencedb: %s, %d rows: none is known to be written: %v", e.Table, e.Rows, e.Err)
+	}
+	const shown = 3
+	var why []string
+	for _, r := range e.Refused[:min(shown, len(e.Refused))] {
+		why = append(why, strings.TrimPrefix(r.Error(), "fencedb: "))
+	}
+	if more := len(e.Refused) - shown; more > 0 {
+		why = append(why, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("fencedb: %s: %d of %d rows written: %s", e.Table, e.Applied, e.Rows, strings.Join(why, "; "))
+}
+
+// Unwrap returns the errors of the rows, and that of the whole.
+func (e *ManyError) Unwrap() []error {
+	errs := make([]error, 0, len(e.Refused)+1)
+	for _, r := range e.Refused {
+		errs = append(errs, r)
+	}
+	if e.Err != nil {
+		errs = append(errs, e.Err)
+	}
+	return errs
+}
+
+// UpdateMany updates many rows, all of the same key and the same columns, in one statement. Each is compared as in
+// [Table.Update]. All of them are written or none: if one is refused or missing, the error, a [ManyError], names it and all
+// others that are, and nothing is written. With [Partial] what can be written is, and the error names what was not; it is
+// nil only if every row was written, now or before by this grant.
+//
+// The results are in the order of rows. Rows are locked in the order of their keys, so that two calls that share rows do
+// not lock each other out. In a caller's transaction a row that a trigger drops ([Suppressed]) leaves the others written:
+// roll back.
+//
+// Values are sent as text and cast to their columns' types; expressions ([Expr]) are not possible, for there is one value
+// for each row. Options: [WithRule], [WithStrength], [Where], [Partial], [WithRequestID].
+func (t *Table) UpdateMany(ctx context.Context, lease Lease, rows []Row, options ...WriteOption) ([]Result, error) {
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	w, err := t.write(ctx, "update_many", lease, rows[0].Key, options, "Where", "Partial", "WithRequestID")
+	if w != nil {
+		w.key = nil
+	}
+	var over *WriteError
+	if err != nil && !errors.As(err, &over) {
+		return nil, err
+	}
+	m := &many{write: w, rows: rows}
+	if err := m.build(); err != nil {
+		return nil, err
+	}
+	if over != nil {
+		over.Key = nil
+		return m.end(ctx, over)
+	}
+	return m.run(ctx)
+}
+
+type many struct {
+	*write
+	rows       []Row
+	setColumns []string
+	digest     string // of all keys, in the place of a key in the record of a request
+	results    []Result
+}
+
+// build makes the statement. It answers with a row for each that was not written, with what it found there.
+func (m *many) build() error {
+	t, w := m.table, m.write
+	var err error
+	if m.setColumns, err = t.checkSet(m.rows[0].Key, m.rows[0].Set); err != nil {
+		return err
+	}
+	if len(m.setColumns) == 0 {
+		return m.invalid("nothing to set")
+	}
+	if w.options.partial && w.options.request != "" {
+		return m.invalid("Partial and WithRequestID: a repeat could not tell which rows the first had written")
+	}
+	columns := append(slices.Clone(w.keyColumns), m.setColumns...)
+	values := make([][]any, len(columns))
+	for i, row := range m.rows {
+		if !slices.Equal(sortedKeys(row.Key), w.keyColumns) || !slices.Equal(sortedKeys(row.Set), m.setColumns) {
+			return m.invalid("row %d has key %v and columns %v; the first has %v and %v: all of them need the same",
+				i, sortedKeys(row.Key), sortedKeys(row.Set), w.keyColumns, m.setColumns)
+		}
+		for j, c := range columns {
+			value, isSet := row.Set[c]
+			if !isSet {
+				value = row.Key[c]
+				if value == nil {
+					return m.invalid("row %d: key column %q is NULL, which names no row", i, c)
+				}
+			}
+			if _, computed := value.(expression); computed {
+				return m.invalid("row %d: column %q is set by an expression: use Update, or a statement of your own", i, c)
+			}
+			values[j] = append(values[j], value)
+		}
+	}
+	s := w.newStatement()
+	arrays, names, casts := make([]string, len(columns)), make([]string, len(columns)), make([]string, len(columns))
+	digest := sha256.New()
+	seen := make(map[string]int, len(m.rows))
+	keys := make([]strings.Builder, len(m.rows))
+	for j, c := range columns {
+		column := t.columns[c]
+		array, err := arrayOfTexts(column.OID, values[j])
+		if err != nil {
+			return m.invalid("column %q: %w", c, err)
+		}
+		if j < len(w.keyColumns) {
+			_, _ = digest.Write([]byte(array))
+			for i, value := range values[j] {
+				fmt.Fprintf(&keys[i], "%q,", asText(column.OID, value))
+			}
+		}
+		// As text and cast one by one: an array of arrays would be taken apart by unnest.
+		arrays[j] = s.arg(array) + "::pg_catalog.text::pg_catalog._text"
+		names[j] = "writegate_" + strconv.Itoa(j)
+		casts[j] = "g." + names[j] + "::" + column.Type + " AS " + names[j]
+	}
+	for i := range keys {
+		if other, twice := seen[keys[i].String()]; twice {
+			return m.invalid("rows %d and %d have the same key %s", other, i, m.rows[i].Key)
+		}
+		seen[keys[i].String()] = i
+	}
+
+	fence, column := s.theFence(w.grant.fence), quote(t.fenceCol)
+	var join, order, jsonKey []string
+	for j, c := range w.keyColumns {
+		join = append(join, "t."+quote(c)+" = g."+names[j])
+		order = append(order, "t."+quote(c))
+		jsonKey = append(jsonKey, literal(c)+", "+canonical(t.columns[c].OID, "g."+names[j]))
+	}
+	matches := "true"
+	if w.options.where != nil {
+		matches = "coalesce(" + s.fragment(*w.options.where, w.grant.fence) + ", false)"
+	}
+	done := "false"
+	if w.options.rule == Once && w.options.request == "" {
+		done = "t." + column + " = " + fence
+	}
+	all := "true"
+	if !w.options.partial {
+		all = "(SELECT count(*) FROM locked l WHERE l.passes OR l.done) = " + s.arg(len(m.rows)) + "::bigint"
+	}
+	key := "pg_catalog.jsonb_build_object(" + strings.Join(jsonKey, ", ") + ")"
+	buried := "0::bigint"
+	if t.leases {
+		buried = "CASE WHEN l.n IS NULL THEN fence.buried(" + w.relation() + ", " + key + ") ELSE 0 END"
+	}
+	s.add("WITH given AS MATERIALIZED (SELECT g.n, ", strings.Join(casts, ", "),
+		" FROM unnest(", strings.Join(arrays, ", "), ") WITH ORDINALITY AS g (", strings.Join(names, ", "), ", n)),",
+		// In the order of the keys. What is found is the row as it is once it is locked, whoever had it before.
+		" locked AS MATERIALIZED (SELECT g.n, t.", column, " AS found, ", matches, " AS matches, ",
+		w.fenceTaken(s), " AND ", matches, " AS passes, ", done, " AS done",
+		" FROM given g JOIN ", t.ident, " AS t ON ", strings.Join(join, " AND "),
+		" ORDER BY ", strings.Join(order, ", "), " FOR NO KEY UPDATE OF t),",
+		" verdict AS MATERIALIZED (SELECT ", all, w.allowed(s), " AS ok),",
+		" written AS (UPDATE ", t.ident, " AS t SET ")
+	for j, c := range m.setColumns {
+		s.add(quote(c), " = g.", names[len(w.keyColumns)+j], ", ")
+	}
+	s.add(column, " = ", fence, " FROM given g JOIN locked l ON l.n = g.n WHERE (SELECT v.ok FROM verdict v) AND l.passes AND ",
+		strings.Join(join, " AND "), " AND ", w.fenceTaken(s), " RETURNING g.n)")
+	list := "g.n, l.found, coalesce(l.matches, true), " + buried + ", " + key + "::text"
+	from := " FROM given g LEFT JOIN locked l ON l.n = g.n WHERE NOT EXISTS (SELECT 1 FROM written w WHERE w.n = g.n)"
+	if w.options.request != "" {
+		m.digest = fmt.Sprintf("\"sha256 %x\"", digest.Sum(nil))
+		// It is asked for by the rows that were written, and so carried out with them.
+		s.add(", noted AS MATERIALIZED (SELECT fence.request_applied(", w.requestArgs(s), ", ", w.relation(), ", ", s.arg(m.digest),
+			"::text::jsonb, NULL) AS ok FROM verdict v WHERE v.ok)")
+		from += " OR NOT (SELECT coalesce(bool_and(noted.ok), true) FROM noted)"
+	}
+	s.add(" SELECT ", list, from, " ORDER BY g.n")
+	if s.err != nil {
+		return m.invalid("%w", s.err)
+	}
+	w.sql, w.args, w.rows = s.String(), s.args, true
+	return nil
+}
+
+// left is a row that was not written.
+type left struct {
+	n       int
+	found   *int64
+	matches bool
+	buried  int64
+	key     string
+}
+
+func (m *many) run(ctx context.Context) ([]Result, error) {
+	again := false
+	for {
+		unwritten, err := m.sendMany(ctx)
+		var held *suppressedError
+		if err != nil && !errors.As(err, &held) {
+			_, err := m.failed(err)
+			return m.end(ctx, err)
+		}
+		suppressed, err := m.judge(ctx, unwritten)
+		if suppressed && !again && m.in == nil {
+			again = true // rows may have come into being between the snapshot and the locks
+			continue
+		}
+		return m.end(ctx, err)
+	}
+}
+
+// suppressedError rolls a whole statement back of which a trigger dropped a part.
+type suppressedError struct{ unwritten []left }
+
+func (*suppressedError) Error() string { return "a trigger dropped rows" }
+
+// sendMany runs the statement. On the pool that is a transaction, so that it can still be undone once it is known what of
+// it was not written.
+func (m *many) sendMany(ctx context.Context) ([]left, error) {
+	var unwritten []left
+	once := func(l link) (int64, error) {
+		unwritten = nil
+		return l.query(ctx, m.sql, m.args, func(r row) error {
+			var x left
+			if err := r.scan(&x.n, &x.found, &x.matches, &x.buried, &x.key); err != nil {
+				return err
+			}
+			unwritten = append(unwritten, x)
+			return nil
+		})
+	}
+	if m.in != nil {
+		_, err := once(m.in.link)
+		return unwritten, err
+	}
+	for attempt := 0; ; attempt++ {
+		s, err := m.gate.base.session(ctx)
+		if err == nil {
+			_, err = inOwnTransaction(ctx, s, func(tx transaction) (int64, error) {
+				n, err := once(tx)
+				if err == nil && n > 0 && n < int64(len(m.rows)) && !m.options.partial && m.anySuppressed(unwritten) {
+					err = &suppressedError{unwritten}
+				}
+				return n, err
+			})
+			s.release()
+		}
+		var held *suppressedError
+		if errors.As(err, &held) || !pgerr.Stale(err) || ctx.Err() != nil || attempt > m.gate.base.spares() {
+			return unwritten, err
+		}
+	}
+}
+
+// anySuppressed reports whether a row that would have taken the write was not written although others were.
+func (m *many) anySuppressed(unwritten []left) bool {
+	for _, x := range unwritten {
+		if m.outcomeOf(x) == Suppressed {
+			return true
+		}
+	}
+	return false
+}
+
+// outcomeOf tells what a row that was not written says by itself.
+func (m *many) outcomeOf(x left) Outcome {
+	fence := m.grant.fence
+	switch {
+	case x.found == nil && x.buried > fence, x.found != nil && *x.found > fence:
+		return Stale
+	case x.found == nil:
+		return Missing
+	case *x.found == fence && m.options.rule == Once:
+		return AlreadyApplied
+	case !x.matches:
+		return Unmatched
+	}
+	return Suppressed
+}
+
+// judge fills in the results. suppressed says that rows were left out which nothing accounts for.
+func (m *many) judge(ctx context.Context, unwritten []left) (suppressed bool, err error) {
+	m.results = make([]Result, len(m.rows))
+	for i, row := range m.rows {
+		m.results[i] = Result{Key: row.Key, Outcome: Applied}
+	}
+	if len(unwritten) == 0 {
+		return false, nil
+	}
+	if len(unwritten) == len(m.rows) && (m.options.request != "" || m.live()) {
+		stale := slices.ContainsFunc(unwritten, func(x left) bool { return m.outcomeOf(x) == Stale })
+		done, err := m.explainWhole(ctx, stale)
+		if done || err != nil {
+			return false, err
+		}
+	}
+	e := &ManyError{Table: m.table.name, Rows: len(m.rows)}
+	var spared []int
+	applied := len(m.rows) - len(unwritten)
+	for _, x := range unwritten {
+		i := x.n - 1
+		outcome := m.outcomeOf(x)
+		m.results[i].Outcome = outcome
+		we := m.error(outcome, nil)
+		we.Key = m.rows[i].Key
+		if x.found != nil {
+			we.Current = *x.found
+		}
+		switch outcome {
+		case AlreadyApplied:
+			if m.options.request != "" {
+				m.results[i].Outcome, we.Outcome, we.Err = Failed, Failed, ErrOnce
+				break
+			}
+			applied++
+			continue
+		case Suppressed:
+			spared = append(spared, i)
+			continue
+		case Stale:
+			we.Reason, we.Current = "stale", max(we.Current, x.buried)
+			m.gate.refuse(ctx, m.write, we, x.key)
+		}
+		m.results[i].Err = we
+		e.Refused = append(e.Refused, we)
+	}
+	// Rows that nothing speaks against: held back because of the others, or dropped.
+	for _, i := range spared {
+		we := m.error(Suppressed, nil)
+		if !m.options.partial && len(e.Refused) > 0 {
+			we = m.error(Failed, errHeldBack)
+		}
+		we.Key = m.rows[i].Key
+		m.results[i].Outcome, m.results[i].Err = we.Outcome, we
+		if we.Outcome == Suppressed {
+			suppressed = true
+			e.Refused = append(e.Refused, we)
+		}
+	}
+	if len(e.Refused) == 0 {
+		return false, nil
+	}
+	if m.options.partial || m.in != nil && suppressed {
+		e.Applied = applied
+	} else {
+		for i := range m.results {
+			if m.results[i].Outcome == Applied {
+				we := m.error(Failed, errHeldBack)
+				we.Key = m.rows[i].Key
+				m.results[i].Outcome, m.results[i].Err = Failed, we
+			}
+		}
+	}
+	return suppressed, e
+}
+
+var errHeldBack = errors.New("not written, because others of the same call were not")
+
+// explainWhole asks what may have kept the whole statement from writing: the lease is over, unless rows say so
+// themselves, or the request was applied.
+func (m *many) explainWhole(ctx context.Context, stale bool) (done bool, err error) {
+	s := m.newStatement()
+	state, request := "'held'", "NULL::text"
+	if m.live() {
+		state = "fence.lease_state(" + s.arg(m.grant.name) + "::text, " + s.arg(m.grant.token) + "::text::uuid, " + s.theFence(m.grant.fence) + ")"
+	}
+	if m.options.request != "" {
+		request = "(SELECT CASE WHEN r.relation = " + m.relation() + " AND r.row_key = " + s.arg(m.digest) +
+			"::text::jsonb THEN 'this' ELSE 'another' END FROM fence.request_result(" + m.requestArgs(s) + ") r)"
+	}
+	s.add("SELECT ", state, ", ", request)
+	var applied *string
+	if err := m.ask(ctx, s, &state, &applied); err != nil {
+		return false, m.error(Failed, fmt.Errorf("rows were not written, and asking why failed: %w", err))
+	}
+	switch {
+	case applied != nil && *applied == "this":
+		for i := range m.results {
+			m.results[i].Outcome = AlreadyApplied
+		}
+		return true, nil
+	case applied != nil && *applied != "this":
+		return false, m.error(Failed, ErrRequest)
+	case state != "held" && !stale:
+		_, err := m.refused(ctx, LeaseLost, state, 0, `"(many rows)"`)
+		return false, err
+	}
+	return false, nil
+}
+
+// end gives every result its outcome, and tells the observer.
+func (m *many) end(ctx context.Context, err error) ([]Result, error) {
+	outcome := Applied
+	var whole *WriteError
+	var part *ManyError
+	switch {
+	case errors.As(err, &part):
+		outcome = part.Refused[0].Outcome
+		m.count = part.Applied
+	case errors.As(err, &whole):
+		outcome = whole.Outcome
+		m.results = make([]Result, len(m.rows))
+		for i, row := range m.rows {
+			we := *whole
+			we.Key = row.Key
+			m.results[i] = Result{row.Key, outcome, &we}
+		}
+		err = &ManyError{Table: m.table.name, Rows: len(m.rows), Err: whole, again: whole.again}
+	case err == nil:
+		m.count = len(m.rows)
+		if !slices.ContainsFunc(m.results, func(r Result) bool { return r.Outcome == Applied }) {
+			outcome = AlreadyApplied
+		}
+	}
+	_, _ = m.finish(ctx, outcome, err)
+	return m.results, err
+}
