@@ -3,6 +3,9 @@
 //
 //	observe, err := fenceotel.Leases(meter)
 //	client, err := leasedb.New(ctx, pool, leasedb.Config{TTL: 30 * time.Second, Observe: observe})
+//
+//	observe, err := fenceotel.Gate(meter)
+//	gate := fencedb.New(pool, fencedb.Config{Observe: observe})
 package fenceotel
 
 import (
@@ -12,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/writegate/writegate/fencedb"
 	"github.com/writegate/writegate/leasedb"
 )
 
@@ -24,7 +28,7 @@ import (
 //	writegate.lease.renew.duration     histogram  of a request to renew, by outcome (answered, error)
 //	writegate.lease.renew.left         histogram  what the lease with the least time left had when a request was sent
 //	writegate.lease.renewals           counter    leases asked for, by outcome (renewed, locked, lost, error)
-//	writegate.lease.losses             counter    by cause (not_renewed, superseded, max_hold, closed, other)
+//	writegate.lease.losses             counter    by cause (not_renewed, superseded, refused, max_hold, closed, other)
 //	writegate.lease.held               histogram  from the grant to the end, by whether the lease was lost
 //	writegate.lease.ran_on             histogram  how long the work of Do ran on after its lease was lost
 //
@@ -111,6 +115,8 @@ func lossCause(err error) string {
 		return "max_hold"
 	case errors.Is(err, leasedb.ErrClosed):
 		return "closed"
+	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseLost):
+		return "refused"
 	}
 	return "other"
 }

@@ -115,7 +115,7 @@ func TestServersThatCannotServe(t *testing.T) {
 		require.NoError(t, err)
 		_, err = b.gate.Table(ctx, "app.orders")
 		require.ErrorIs(t, err, fencedb.ErrSchema)
-		require.ErrorContains(t, err, "at version 1, this program needs 2: run `fencecheck migrate up`")
+		require.ErrorContains(t, err, "at version 1, this program needs 3: run `fencecheck migrate up`")
 		// The leases need no more than that version has.
 		b.acquire(b.client(leasedb.Config{}), "x")
 	})
@@ -223,7 +223,7 @@ func TestTablesThatCannotBeProtected(t *testing.T) {
 	_, err = b.pool.Exec(ctx, `SELECT fence.protect('app.bare', 'twice')`)
 	require.ErrorContains(t, err, "want once or term")
 	_, err = b.pool.Exec(ctx, `SELECT fence.protect('app.bare', strength => 'strong')`)
-	require.ErrorContains(t, err, "want fenced or live")
+	require.ErrorContains(t, err, "want fenced, live or in_tx")
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM pg_attribute WHERE attrelid = 'app.bare'::regclass AND attname = 'last_fence'`))
 }
 

@@ -83,7 +83,7 @@ func TestSessionTimeZones(t *testing.T) {
 }
 
 // A process whose clock stood still while time passed believes in its lease. The row does not, the refusal is on record,
-// and the next renewal ends the belief: nothing more is sent. (C07)
+// and ends the belief: nothing more is sent. (C07)
 func TestProcessThatTimePassedBy(t *testing.T) {
 	ctx := context.Background()
 	b := newBed(t)
@@ -101,7 +101,7 @@ func TestProcessThatTimePassedBy(t *testing.T) {
 	_, err = table.Update(ctx, a, order1, fencedb.Set{"v": "A"})
 	require.ErrorIs(t, err, fencedb.ErrStale)
 	require.Equal(t, "B", query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
-	require.ErrorIs(t, a.Renew(ctx), leasedb.ErrSuperseded)
+	require.ErrorIs(t, a.Renew(ctx), fencedb.ErrStale, "the loss is final, and says why")
 	require.ErrorIs(t, context.Cause(a.Context()), leasedb.ErrLost)
 	_, err = table.Update(ctx, a, order1, fencedb.Set{"v": "A"})
 	require.ErrorIs(t, err, fencedb.ErrLeaseLost)

@@ -262,11 +262,12 @@ func TestAudit(t *testing.T) {
 		// The holder is lawful, its lease is alive, and the row has seen a fence that nobody was granted.
 		require.Equal(t, "lawful", e.Verdict)
 	}
-	require.Equal(t, int64(3), query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
 	require.Equal(t, 1, query[int](b, `SELECT count(*) FROM fence.rejection`))
+	require.NoError(t, b.gate.Flush(ctx))
+	require.Equal(t, int64(3), query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
 
-	b.exec(`ALTER TABLE fence.rejection RENAME TO gone`)
-	_, err := table.Update(ctx, a, order1, fencedb.Set{"v": "x"})
+	b.exec(`ALTER TABLE fence.rejection RENAME TO gone; UPDATE app.orders SET last_fence = 40 WHERE id = 3`)
+	_, err := table.Update(ctx, a, fencedb.Key{"id": 3}, fencedb.Set{"v": "x"})
 	require.ErrorIs(t, err, fencedb.ErrStale)
 	require.ErrorAs(t, err, &e)
 	require.ErrorContains(t, e.AuditErr, "could not be recorded")
@@ -445,6 +446,7 @@ func TestAuditOfOddKeys(t *testing.T) {
 		require.ErrorIs(t, err, fencedb.ErrStale)
 		require.NoError(t, e.AuditErr)
 	}
+	require.NoError(t, b.gate.Flush(ctx))
 	require.Equal(t, 2, query[int](b, `SELECT count(*) FROM fence.rejection`))
 	require.Equal(t, `{"f": "NaN"}`, query[string](b, `SELECT row_key::text FROM fence.rejection WHERE row_key ? 'f'`))
 	require.Equal(t, int64(2), query[int64](b, `SELECT count FROM fence.rejection WHERE row_key ? 'u'`))

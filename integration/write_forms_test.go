@@ -1,0 +1,518 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/writegate/writegate/fencedb"
+	"github.com/writegate/writegate/internal/pgtest"
+	"github.com/writegate/writegate/leasedb"
+)
+
+// newThings is a bed with rows 10 to 29 in app.things, and the table.
+func newThings(t *testing.T) (*bed, *fencedb.Table) {
+	t.Helper()
+	b := newBed(t)
+	b.exec(thingsSQL)
+	for a := 10; a < 30; a++ {
+		_, err := b.pool.Exec(context.Background(), `INSERT INTO app.things (a, "b ""quoted"" Ü", v) VALUES ($1, $2, 'old')`, a, key(0)[oddKey])
+		require.NoError(t, err)
+	}
+	table, err := b.gate.Table(context.Background(), "app.things")
+	require.NoError(t, err)
+	return b, table
+}
+
+// Every kind of write, sent by a superseded holder while its successor's transaction is under way, waits for it and is
+// refused. (C01, C18)
+func TestEveryFormThatWaitedForItsSuccessorIsRefused(t *testing.T) {
+	for form, write := range forms {
+		for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+			t.Run(form+"/"+string(strength), func(t *testing.T) {
+				ctx := context.Background()
+				b, table := newThings(t)
+				a := factsOf(b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true}), "x"))
+				b.age("x", time.Hour)
+
+				session := b.session()
+				_, err := session.Exec(ctx, `BEGIN`)
+				require.NoError(t, err)
+				var fenceB int64
+				err = session.QueryRow(ctx, `SELECT fence FROM fence.acquire('x', 'B', '30s', gen_random_uuid())`).Scan(&fenceB)
+				require.NoError(t, err)
+				_, err = session.Exec(ctx, `UPDATE app.things SET v = 'B', last_fence = $1 WHERE a = 10`, fenceB)
+				require.NoError(t, err)
+
+				refused := make(chan error, 1)
+				go func() {
+					_, err := write(ctx, table, b.gate, a, 10, "A", fencedb.WithStrength(strength))
+					refused <- err
+				}()
+				b.waitUntilBlocked()
+				_, err = session.Exec(ctx, `COMMIT`)
+				require.NoError(t, err)
+				err = <-refused
+				require.True(t, errors.Is(err, fencedb.ErrStale) || errors.Is(err, fencedb.ErrLeaseLost), err)
+				require.Equal(t, "B", query[string](b, `SELECT v FROM app.things WHERE a = 10`))
+				require.Equal(t, fenceB, query[int64](b, `SELECT last_fence FROM app.things WHERE a = 10`))
+			})
+		}
+	}
+}
+
+// A row that its new holder is deleting is not brought back by an insert that waits for that. (C18, with the race)
+func TestInsertThatWaitedForADeleteIsRefused(t *testing.T) {
+	for _, form := range []string{"insert", "upsert"} {
+		t.Run(form, func(t *testing.T) {
+			ctx := context.Background()
+			b, table := newThings(t)
+			tx, err := b.pool.Begin(ctx)
+			require.NoError(t, err)
+			outcome, err := table.In(tx).Delete(ctx, fencedb.Static("x", 34, "B"), key(10))
+			require.NoError(t, err)
+			require.Equal(t, fencedb.Applied, outcome)
+
+			refused := make(chan error, 1)
+			go func() {
+				var err error
+				if form == "insert" {
+					_, err = table.Insert(ctx, fencedb.Static("x", 32, "A"), row(10, nil))
+				} else {
+					_, err = table.Upsert(ctx, fencedb.Static("x", 32, "A"), key(10), fencedb.Set{"v": "A"})
+				}
+				refused <- err
+			}()
+			b.waitUntilBlocked()
+			require.NoError(t, tx.Commit(ctx))
+			err = <-refused
+			var e *fencedb.WriteError
+			require.ErrorAs(t, err, &e)
+			require.ErrorIs(t, err, fencedb.ErrStale)
+			require.EqualValues(t, 34, e.Current)
+			require.Equal(t, 0, query[int](b, `SELECT count(*) FROM app.things WHERE a = 10`))
+			// The holder that deleted it, or a later one, may put a new one there, in a later term.
+			outcome, err = table.Insert(ctx, fencedb.Static("x", 36, "C"), row(10, nil))
+			require.NoError(t, err)
+			require.Equal(t, fencedb.Applied, outcome)
+		})
+	}
+}
+
+// Tombstones find their row however its key was given, and only those of its own table.
+func TestTombstonesOfOddKeys(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`CREATE TABLE app.odd (at timestamptz, n numeric, c char(5), PRIMARY KEY (at, n, c)); SELECT fence.protect('app.odd');
+		CREATE TABLE app.other (at timestamptz, n numeric, c char(5), PRIMARY KEY (at, n, c)); SELECT fence.protect('app.other');
+		INSERT INTO app.odd VALUES ('2024-03-10 01:00:00Z', 1.50, 'ab')`)
+	table, err := b.gate.Table(ctx, "app.odd")
+	require.NoError(t, err)
+	other, err := b.gate.Table(ctx, "app.other")
+	require.NoError(t, err)
+	newer, older := fencedb.Static("x", 34, "B"), fencedb.Static("x", 32, "A")
+	at := time.Date(2024, 3, 10, 1, 0, 0, 0, time.UTC)
+	_, err = table.Delete(ctx, newer, fencedb.Key{"at": at, "n": "1.5", "c": "ab"})
+	require.NoError(t, err)
+	same := fencedb.Set{"at": at.In(time.FixedZone("", 3600)), "n": 1.5, "c": "ab  "}
+	_, err = table.Insert(ctx, older, same)
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	b.exec(`ALTER DATABASE ` + b.cfg.Database + ` SET timezone = 'Pacific/Kiritimati'`)
+	elsewhere := fencedb.New(pgtest.Pool(t, b.cfg), fencedb.Config{})
+	t.Cleanup(elsewhere.Close)
+	there, err := elsewhere.Table(ctx, "app.odd")
+	require.NoError(t, err)
+	_, err = there.Insert(ctx, older, same)
+	require.ErrorIs(t, err, fencedb.ErrStale, "in another time zone too")
+	_, err = other.Insert(ctx, older, same)
+	require.NoError(t, err)
+}
+
+// Pruning takes what is old, in batches, and nothing younger than a lease may last.
+func TestPrune(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	lease := fencedb.Static("x", 34, "B")
+	for a := 10; a < 15; a++ {
+		_, err := table.Delete(ctx, lease, key(a), fencedb.WithRequestID(fmt.Sprint(a)))
+		require.NoError(t, err)
+	}
+	b.exec(`UPDATE fence.tombstone SET deleted_at = deleted_at - interval '31 days' WHERE row_key ->> 'a' <> '10';
+		UPDATE fence.request SET applied_at = applied_at - interval '31 days' WHERE id <> '10'`)
+	prune := func(keep string) (tombstones, requests int) {
+		require.NoError(t, b.pool.QueryRow(ctx, `SELECT tombstones, requests FROM fence.prune($1::text::interval, 3)`, keep).Scan(&tombstones, &requests))
+		return tombstones, requests
+	}
+	for _, want := range []int{3, 1, 0} {
+		tombstones, requests := prune("30 days")
+		require.Equal(t, want, tombstones)
+		require.Equal(t, want, requests)
+	}
+	require.Equal(t, "10", query[string](b, `SELECT row_key ->> 'a' FROM fence.tombstone`))
+	_, err := b.pool.Exec(ctx, `SELECT fence.prune('7 days')`)
+	require.ErrorContains(t, err, "longer than any lease")
+}
+
+// Writes take no fences from the source, and an upsert that is refused leaves the row's as it is. (C16 b, d)
+func TestWritesConsumeNoFences(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	const drawn = `SELECT last_value FROM fence.fence_seq`
+	before := query[int64](b, drawn)
+	for i := range 100 {
+		_, err := table.Upsert(ctx, fencedb.Static("x", int64(100+2*i), "B"), key(10), fencedb.Set{"v": "B"})
+		require.NoError(t, err)
+		_, err = table.Upsert(ctx, fencedb.Static("x", 50, "A"), key(10), fencedb.Set{"v": "A"})
+		require.ErrorIs(t, err, fencedb.ErrStale)
+	}
+	require.Equal(t, before, query[int64](b, drawn))
+	require.EqualValues(t, 298, query[int64](b, `SELECT last_fence FROM app.things WHERE a = 10`))
+	require.NoError(t, b.gate.Flush(ctx))
+	require.EqualValues(t, 100, query[int64](b, `SELECT sum(count) FROM fence.rejection`))
+}
+
+// The contract of a batch. (C15)
+func TestUpdateManyIsAllOrNothing(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	b.exec(`UPDATE app.orders SET last_fence = 40 WHERE id = 2`)
+	lease := fencedb.Static("x", 36, "A")
+	batch := []fencedb.Row{}
+	for _, id := range []int{1, 2, 3, 99} {
+		batch = append(batch, fencedb.Row{Key: fencedb.Key{"id": id}, Set: fencedb.Set{"v": "A"}})
+	}
+	outcomes := func(results []fencedb.Result) []fencedb.Outcome {
+		var list []fencedb.Outcome
+		for _, r := range results {
+			require.Equal(t, r.Outcome == fencedb.Applied || r.Outcome == fencedb.AlreadyApplied, r.Err == nil)
+			list = append(list, r.Outcome)
+		}
+		return list
+	}
+
+	results, err := table.UpdateMany(ctx, lease, batch)
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.ErrorIs(t, err, fencedb.ErrMissing)
+	var many *fencedb.ManyError
+	require.ErrorAs(t, err, &many)
+	require.Equal(t, 4, many.Rows)
+	require.Zero(t, many.Applied)
+	require.Len(t, many.Refused, 2, "those that stood in the way")
+	require.Equal(t, fencedb.Key{"id": 2}, many.Refused[0].Key)
+	require.EqualValues(t, 40, many.Refused[0].Current)
+	require.Equal(t, fencedb.Key{"id": 99}, many.Refused[1].Key)
+	require.ErrorContains(t, err, `0 of 4 rows written`)
+	require.Equal(t, []fencedb.Outcome{fencedb.Failed, fencedb.Stale, fencedb.Failed, fencedb.Missing}, outcomes(results))
+	require.Equal(t, 3, query[int](b, `SELECT count(*) FROM app.orders WHERE v = 'first'`))
+	require.Equal(t, `{"id": 2}`, query[string](b, `SELECT string_agg(row_key::text, ',') FROM fence.rejection`), "one rejection, for row 2")
+
+	results, err = table.UpdateMany(ctx, lease, batch, fencedb.Partial())
+	require.ErrorAs(t, err, &many)
+	require.Equal(t, 2, many.Applied)
+	require.Equal(t, []fencedb.Outcome{fencedb.Applied, fencedb.Stale, fencedb.Applied, fencedb.Missing}, outcomes(results))
+	require.Equal(t, 2, query[int](b, `SELECT count(*) FROM app.orders WHERE v = 'A'`))
+
+	// Repeated: what is there counts, and the rest is written.
+	b.exec(`UPDATE app.orders SET last_fence = 0 WHERE id = 3`)
+	results, err = table.UpdateMany(ctx, lease, []fencedb.Row{batch[2], batch[0]})
+	require.NoError(t, err)
+	require.Equal(t, []fencedb.Outcome{fencedb.Applied, fencedb.AlreadyApplied}, outcomes(results))
+
+	// A trigger that drops one of them undoes all of it.
+	b.exec(`CREATE FUNCTION app.drop_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER drop_it BEFORE UPDATE ON app.orders FOR EACH ROW WHEN (OLD.id = 3) EXECUTE FUNCTION app.drop_it();
+		UPDATE app.orders SET last_fence = 0 WHERE id = 1`)
+	results, err = table.UpdateMany(ctx, fencedb.Static("x", 38, "A"), []fencedb.Row{batch[0], batch[2]})
+	require.ErrorIs(t, err, fencedb.ErrSuppressed)
+	require.Equal(t, []fencedb.Outcome{fencedb.Failed, fencedb.Suppressed}, outcomes(results))
+	require.EqualValues(t, 0, query[int64](b, `SELECT last_fence FROM app.orders WHERE id = 1`))
+
+	for name, bad := range map[string][]fencedb.Row{
+		"have the same key":         {batch[0], batch[1], batch[0]},
+		"all of them need the same": {batch[0], {Key: fencedb.Key{"id": 2}, Set: fencedb.Set{"last": 1}}},
+		"NULL":                      {batch[0], {Key: fencedb.Key{"id": nil}, Set: fencedb.Set{"v": 1}}},
+		"expression":                {batch[0], {Key: fencedb.Key{"id": 2}, Set: fencedb.Set{"v": fencedb.Expr("v")}}},
+	} {
+		_, err := table.UpdateMany(ctx, lease, bad)
+		require.ErrorContains(t, err, name)
+	}
+	results, err = table.UpdateMany(ctx, lease, nil)
+	require.NoError(t, err)
+	require.Empty(t, results)
+}
+
+// Two batches with the same rows in opposite orders do not lock each other out.
+func TestUpdateManyLocksInOrder(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`INSERT INTO app.orders SELECT i, 'first' FROM generate_series(4, 300) i`)
+	table := b.table()
+	var up, down []fencedb.Row
+	for id := 1; id <= 300; id++ {
+		up = append(up, fencedb.Row{Key: fencedb.Key{"id": id}, Set: fencedb.Set{"v": "up"}})
+		down = append(down, fencedb.Row{Key: fencedb.Key{"id": 301 - id}, Set: fencedb.Set{"v": "down"}})
+	}
+	var wait sync.WaitGroup
+	for _, rows := range [][]fencedb.Row{up, down, up, down} {
+		wait.Go(func() {
+			for range 15 {
+				if _, err := table.UpdateMany(ctx, fencedb.Static("x", 2, "A"), rows, fencedb.WithRule(fencedb.Term)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// A write to a row that a concurrent transaction is moving to another partition is an error of the database's own, and its
+// repeat finds out. (C14)
+func TestWriteMeetsAPartitionMove(t *testing.T) {
+	for _, fence := range []int64{32, 36} {
+		t.Run(fmt.Sprint(fence), func(t *testing.T) {
+			ctx := context.Background()
+			b := newBed(t)
+			b.exec(`CREATE TABLE app.parted (id int, region text, v text) PARTITION BY LIST (region);
+				CREATE TABLE app.parted_a PARTITION OF app.parted FOR VALUES IN ('a'); CREATE TABLE app.parted_b PARTITION OF app.parted FOR VALUES IN ('b');
+				INSERT INTO app.parted VALUES (1, 'a', 'first'); SELECT fence.protect('app.parted')`)
+			_, err := b.gate.Table(ctx, "app.parted")
+			require.ErrorContains(t, err, "say which columns do with KeyColumns")
+			table, err := b.gate.Table(ctx, "app.parted", fencedb.KeyColumns("id"))
+			require.NoError(t, err)
+
+			tx, err := b.pool.Begin(ctx)
+			require.NoError(t, err)
+			_, err = table.In(tx).Update(ctx, fencedb.Static("x", 34, "B"), order1, fencedb.Set{"region": "b", "v": "B"})
+			require.NoError(t, err)
+
+			type answer struct {
+				outcome fencedb.Outcome
+				err     error
+			}
+			first, attempts := make(chan error, 1), 0
+			done := make(chan answer, 1)
+			go func() {
+				outcome, err := fencedb.Retry(ctx, func(ctx context.Context) (fencedb.Outcome, error) {
+					outcome, err := table.Update(ctx, fencedb.Static("x", fence, "A"), order1, fencedb.Set{"v": "A"})
+					if attempts++; attempts == 1 {
+						first <- err
+						require.Equal(t, fencedb.Failed, outcome)
+					}
+					return outcome, err
+				})
+				done <- answer{outcome, err}
+			}()
+			b.waitUntilBlocked()
+			require.NoError(t, tx.Commit(ctx))
+			err = <-first
+			require.ErrorContains(t, err, "40001")
+			require.NotErrorIs(t, err, fencedb.ErrStale)
+			a := <-done
+			if fence < 34 {
+				require.ErrorIs(t, a.err, fencedb.ErrStale)
+				require.EqualValues(t, 1, query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
+				require.Equal(t, "B", query[string](b, `SELECT v FROM app.parted`))
+			} else {
+				require.NoError(t, a.err)
+				require.Equal(t, "A", query[string](b, `SELECT v FROM app.parted`))
+			}
+		})
+	}
+}
+
+// What a policy hides, and what a trigger drops, is told apart from a refusal, in every form. (C23)
+func TestFormsThatChangeNothing(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	b.exec(`CREATE FUNCTION app.drop_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER drop_it BEFORE UPDATE OR DELETE OR INSERT ON app.things FOR EACH ROW EXECUTE FUNCTION app.drop_it()`)
+	for form, write := range forms {
+		_, err := write(ctx, table, b.gate, lease, 10, "x")
+		require.ErrorIs(t, err, fencedb.ErrSuppressed, form)
+	}
+	_, err := table.Insert(ctx, lease, row(99, nil))
+	require.ErrorIs(t, err, fencedb.ErrSuppressed)
+	b.exec(`DROP TRIGGER drop_it ON app.things`)
+
+	role := "wg_" + b.cfg.Database
+	b.exec(`CREATE ROLE ` + role + ` LOGIN; GRANT USAGE ON SCHEMA app, fence TO ` + role + `; GRANT SELECT, INSERT, UPDATE, DELETE ON app.things TO ` + role + `;
+		GRANT SELECT ON fence.protected_table TO ` + role + `; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO ` + role + `;
+		ALTER TABLE app.things ENABLE ROW LEVEL SECURITY; CREATE POLICY visible ON app.things USING (a >= 20)`)
+	t.Cleanup(func() { b.exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
+	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `SET SESSION AUTHORIZATION `+role)
+			return err
+		}
+	})
+	gate := fencedb.New(pool, fencedb.Config{})
+	t.Cleanup(gate.Close)
+	asRole, err := gate.Table(ctx, "app.things")
+	require.NoError(t, err)
+	for form, write := range forms {
+		if form == "upsert" {
+			continue // which the policy refuses with an error of its own
+		}
+		_, err := write(ctx, asRole, gate, lease, 10, "x")
+		require.ErrorIs(t, err, fencedb.ErrMissing, form)
+	}
+	_, err = forms["upsert"](ctx, asRole, gate, lease, 10, "x")
+	require.ErrorContains(t, err, "42501")
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.tombstone`))
+}
+
+// Two requests with the same id at once are one, whichever rule.
+func TestConcurrentRequestsAreAppliedOnce(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	lease := fencedb.Static("x", 34, "A")
+	for round := range 20 {
+		var wait sync.WaitGroup
+		outcomes := make(chan fencedb.Outcome, 8)
+		for range 8 {
+			wait.Go(func() {
+				var n int
+				outcome, err := table.Update(ctx, lease, key(10), fencedb.Set{"n": fencedb.Expr("n + 1")}, fencedb.WithRule(fencedb.Term),
+					fencedb.WithRequestID(fmt.Sprint(round)), fencedb.Returning(&n, "n"))
+				if err != nil || n != round+1 {
+					t.Error(n, err)
+				}
+				outcomes <- outcome
+			})
+		}
+		wait.Wait()
+		close(outcomes)
+		applied := 0
+		for o := range outcomes {
+			if o == fencedb.Applied {
+				applied++
+			}
+		}
+		require.Equal(t, 1, applied)
+	}
+	require.Equal(t, 20, query[int](b, `SELECT n FROM app.things WHERE a = 10`))
+}
+
+// Where the default isolation is another than READ COMMITTED, what needs that gets it, on the pool; in a caller's
+// transaction it is refused for what it is.
+func TestFormsUnderAnotherDefaultIsolation(t *testing.T) {
+	ctx := context.Background()
+	b, _ := newThings(t)
+	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	})
+	gate := fencedb.New(pool, fencedb.Config{})
+	t.Cleanup(gate.Close)
+	table, err := gate.Table(ctx, "app.things")
+	require.NoError(t, err)
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	a := 10
+	for form, write := range forms {
+		for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+			_, err := write(ctx, table, gate, lease, a, "x", fencedb.WithStrength(strength))
+			require.NoError(t, err, form)
+			a++
+		}
+	}
+	_, err = table.Insert(ctx, lease, row(99, nil))
+	require.NoError(t, err)
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := table.In(tx).Delete(ctx, lease, key(29))
+		return err
+	})
+	require.ErrorContains(t, err, "READ COMMITTED")
+	require.NotErrorIs(t, err, fencedb.ErrStale)
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
+}
+
+// Calls that cannot be meant are told so, and send nothing.
+func TestInvalidWrites(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	set := fencedb.Set{"v": "x"}
+	for want, f := range map[string]func() (fencedb.Outcome, error){
+		"has no use for option Partial":   func() (fencedb.Outcome, error) { return table.Update(ctx, lease, key(10), set, fencedb.Partial()) },
+		"has no use for option Inserting": func() (fencedb.Outcome, error) { return table.Update(ctx, lease, key(10), set, fencedb.Inserting(set)) },
+		"has no use for option Where":     func() (fencedb.Outcome, error) { return table.Insert(ctx, lease, row(1, nil), fencedb.Where("true")) },
+		"is generated always":             func() (fencedb.Outcome, error) { return table.Update(ctx, lease, key(10), fencedb.Set{"doubled": 1}) },
+		"has no column \"nope\"":          func() (fencedb.Outcome, error) { return table.Insert(ctx, lease, row(1, fencedb.Set{"nope": 1})) },
+		"nothing to set":                  func() (fencedb.Outcome, error) { return table.Update(ctx, lease, key(10), nil) },
+		"is the fence":                    func() (fencedb.Outcome, error) { return table.Insert(ctx, lease, row(1, fencedb.Set{"last_fence": 9})) },
+		"names the row":                   func() (fencedb.Outcome, error) { return table.Upsert(ctx, lease, key(10), fencedb.Set{"a": 9}) },
+		"say with Inserting": func() (fencedb.Outcome, error) {
+			return table.Upsert(ctx, lease, key(10), fencedb.Set{"n": fencedb.Expr("t.n + 1")})
+		},
+		"argument @x is not used": func() (fencedb.Outcome, error) {
+			return table.Update(ctx, lease, key(10), set, fencedb.Where("true", fencedb.Args{"x": 1}))
+		},
+		"argument y found in sql query but not present": func() (fencedb.Outcome, error) {
+			return table.Update(ctx, lease, key(10), set, fencedb.Where("n = @y"))
+		},
+		"argument @fence is the gate's own": func() (fencedb.Outcome, error) {
+			return table.Update(ctx, lease, key(10), set, fencedb.Where("n = @fence", fencedb.Args{"fence": 99}))
+		},
+		"request id of 0 bytes": func() (fencedb.Outcome, error) {
+			return table.Update(ctx, lease, key(10), set, fencedb.WithRequestID(""))
+		},
+		"request id of 256 bytes": func() (fencedb.Outcome, error) {
+			return table.Update(ctx, lease, key(10), set, fencedb.WithRequestID(string(make([]byte, 256))))
+		},
+		"does not use @fence": func() (fencedb.Outcome, error) {
+			return b.gate.Exec(ctx, lease, `UPDATE app.things SET v = '@fence' -- @fence`, nil)
+		},
+		"Gate.InTx has pinned": func() (fencedb.Outcome, error) {
+			return table.Update(ctx, lease, key(10), set, fencedb.WithStrength(fencedb.InTx))
+		},
+		"no column for field": func() (fencedb.Outcome, error) {
+			var x struct{ Nope int }
+			return table.Update(ctx, lease, key(10), set, fencedb.Returning(&x))
+		},
+		"say which column": func() (fencedb.Outcome, error) {
+			var x time.Time
+			return table.Update(ctx, lease, key(10), set, fencedb.Returning(&x))
+		},
+		"without Returning": func() (fencedb.Outcome, error) { return b.gate.Query(ctx, lease, `SELECT @fence`, nil, nil) },
+		"use Doubled":       func() (fencedb.Outcome, error) { return table.Seal(ctx, fencedb.Static("x", 8, ""), key(10)) },
+	} {
+		outcome, err := f()
+		require.Equal(t, fencedb.Failed, outcome, want)
+		require.ErrorContains(t, err, want)
+	}
+	other := fencedb.New(b.pool, fencedb.Config{})
+	t.Cleanup(other.Close)
+	_, err := other.Exec(ctx, lease, `UPDATE app.things SET last_fence = @fence WHERE last_fence < @fence`, nil, fencedb.Target(table, key(10)))
+	require.ErrorContains(t, err, "another gate")
+	require.Equal(t, 20, query[int](b, `SELECT count(*) FROM app.things WHERE last_fence = 0 AND v = 'old'`))
+}
+
+// A row that came back in a form that its destination does not take was written all the same, and the caller is told so.
+func TestAnswerThatCannotBeRead(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	var n int
+	outcome, err := table.Update(ctx, fencedb.Static("x", 34, "A"), key(10), fencedb.Set{"v": "text"}, fencedb.Returning(&n, "v"))
+	require.Equal(t, fencedb.Applied, outcome)
+	require.ErrorContains(t, err, "applied, and yet")
+	require.Equal(t, "text", query[string](b, `SELECT v FROM app.things WHERE a = 10`))
+	// A constraint that is checked at the end is not hidden behind it.
+	b.exec(`CREATE TABLE app.parent (id int PRIMARY KEY); CREATE TABLE app.child (id int PRIMARY KEY, parent int REFERENCES app.parent DEFERRABLE INITIALLY DEFERRED);
+		SELECT fence.protect('app.child')`)
+	b.exec(`INSERT INTO app.child VALUES (1)`)
+	child, err := b.gate.Table(ctx, "app.child")
+	require.NoError(t, err)
+	var text time.Time
+	outcome, err = child.Update(ctx, fencedb.Static("x", 34, "A"), order1, fencedb.Set{"parent": 7}, fencedb.Returning(&text, "parent"))
+	require.Equal(t, fencedb.Failed, outcome)
+	require.ErrorContains(t, err, "23503")
+}

@@ -1,0 +1,235 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/writegate/writegate/fencedb"
+	"github.com/writegate/writegate/internal/pgtest"
+)
+
+// modelRow is what the rules of the gate say of one key.
+type modelRow struct {
+	exists bool
+	fence  int64
+	v      string
+	buried int64
+}
+
+// stale, once and the like are what a write of the model ends with.
+type modelEnd struct {
+	outcome fencedb.Outcome
+	err     error
+}
+
+var (
+	applied = modelEnd{fencedb.Applied, nil}
+	already = modelEnd{fencedb.AlreadyApplied, nil}
+	stale   = modelEnd{fencedb.Stale, fencedb.ErrStale}
+	missing = modelEnd{fencedb.Missing, fencedb.ErrMissing}
+	exists  = modelEnd{fencedb.Failed, fencedb.ErrExists}
+	onceErr = modelEnd{fencedb.Failed, fencedb.ErrOnce}
+)
+
+// write is the specification of every kind of write, in a few lines.
+func (r *modelRow) write(form string, fence int64, once bool, v string) modelEnd {
+	switch {
+	case r.exists && r.fence > fence, !r.exists && r.buried > fence:
+		return stale
+	case form == "seal" && !r.exists:
+		return missing
+	case form == "seal" && r.fence >= fence-1:
+		return already
+	case form == "seal":
+		r.fence = fence - 1
+		return applied
+	case form == "delete" && r.exists && r.fence == fence && once:
+		return onceErr
+	case form == "delete" && r.exists:
+		*r = modelRow{buried: fence}
+		return applied
+	case form == "delete" && r.buried == fence:
+		return already
+	case r.exists && r.fence == fence && once:
+		return already
+	case r.exists && form == "insert":
+		return exists
+	case r.exists:
+		r.fence, r.v = fence, v
+		return applied
+	case (form == "insert" || form == "upsert") && r.buried == fence && once:
+		return onceErr
+	case form == "insert" || form == "upsert":
+		*r = modelRow{true, fence, v, r.buried}
+		return applied
+	}
+	return missing
+}
+
+// Random interleavings of several holders' writes of every kind, against the model: every outcome is the model's, and so is
+// every row; in particular no row's fence ever falls, and no older holder overwrites a newer one.
+func TestRandomWrites(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	rapid.Check(t, func(rt *rapid.T) {
+		b.exec(`TRUNCATE app.orders, fence.tombstone, fence.rejection`)
+		model := map[int]*modelRow{1: {}, 2: {}, 3: {}}
+		n := 0
+		rt.Repeat(map[string]func(*rapid.T){
+			"write": func(rt *rapid.T) {
+				n++
+				form := rapid.SampledFrom([]string{"update", "insert", "upsert", "delete", "seal", "many", "exec"}).Draw(rt, "form")
+				id := rapid.IntRange(1, 3).Draw(rt, "id")
+				fence := rapid.Int64Range(1, 5).Draw(rt, "fence")
+				once := rapid.Bool().Draw(rt, "once") || form == "exec"
+				lease := fencedb.Doubled(fencedb.Static("x", fence, "holder"))
+				fence *= 2
+				v := fmt.Sprint(n)
+				rule := fencedb.WithRule(fencedb.Term)
+				if once {
+					rule = fencedb.WithRule(fencedb.Once)
+				}
+				key, set := fencedb.Key{"id": id}, fencedb.Set{"v": v}
+				var outcome fencedb.Outcome
+				var err error
+				switch form {
+				case "update":
+					outcome, err = table.Update(ctx, lease, key, set, rule)
+				case "insert":
+					outcome, err = table.Insert(ctx, lease, fencedb.Set{"id": id, "v": v}, rule)
+				case "upsert":
+					outcome, err = table.Upsert(ctx, lease, key, set, rule)
+				case "delete":
+					outcome, err = table.Delete(ctx, lease, key, rule)
+				case "seal":
+					outcome, err = table.Seal(ctx, lease, key)
+				case "exec":
+					outcome, err = b.gate.Exec(ctx, lease, `UPDATE app.orders SET v = @v, last_fence = @fence WHERE id = @id AND last_fence < @fence`,
+						fencedb.Args{"id": id, "v": v}, fencedb.Target(table, key), rule)
+				case "many":
+					other := id%3 + 1
+					results, manyErr := table.UpdateMany(ctx, lease, []fencedb.Row{{Key: key, Set: set}, {Key: fencedb.Key{"id": other}, Set: set}}, rule, fencedb.Partial())
+					end := model[other].write("update", fence, once, v)
+					if results[1].Outcome != end.outcome || !errors.Is(results[1].Err, end.err) {
+						rt.Fatalf("many, id %d, fence %d: %v, want %v", other, fence, results[1], end)
+					}
+					if (manyErr == nil) != (results[0].Err == nil && results[1].Err == nil) {
+						rt.Fatalf("%v with %v", manyErr, results)
+					}
+					outcome, err = results[0].Outcome, results[0].Err
+				}
+				if form == "exec" || form == "many" {
+					form = "update"
+				}
+				end := model[id].write(form, fence, once, v)
+				if outcome != end.outcome || !errors.Is(err, end.err) {
+					rt.Fatalf("%s, id %d, fence %d, once %v: %v, %v; want %v", form, id, fence, once, outcome, err, end)
+				}
+			},
+			"": func(rt *rapid.T) {
+				rows, err := b.pool.Query(ctx, `SELECT id, v, last_fence FROM app.orders`)
+				require.NoError(rt, err)
+				type found struct {
+					ID    int
+					V     string
+					Fence int64 `db:"last_fence"`
+				}
+				list, err := pgx.CollectRows(rows, pgx.RowToStructByName[found])
+				require.NoError(rt, err)
+				seen := map[int]modelRow{}
+				for _, f := range list {
+					seen[f.ID] = modelRow{true, f.Fence, f.V, model[f.ID].buried}
+				}
+				for id, want := range model {
+					got, ok := seen[id]
+					if ok != want.exists || ok && (got.fence != want.fence || want.v != "" && got.v != want.v) {
+						rt.Fatalf("row %d is %v, want %v", id, got, *want)
+					}
+				}
+			},
+		})
+	})
+}
+
+// Any name that PostgreSQL takes for a table or a column, any key and any value that it takes as text, is written and found
+// again as it is; what it does not take is its error and not ours.
+func FuzzNamesAndValues(f *testing.F) {
+	for _, seed := range [][4]string{
+		{"orders", "v", "k", "x"}, {`a"b`, `c'd`, "it's", `\`}, {"Ünï.cöde", "select", "日本", "\u202e"}, {"t", "$1", "@fence", "@x -- "},
+		{strings.Repeat("n", 63), strings.Repeat("c", 63), strings.Repeat("k", 2000), strings.Repeat("v", 100000)},
+		{"tab\tle", "new\nline", "\x01", "'; DROP TABLE x; --"}, {"t", "v", "nul\x00", "v"}, {"t", "v", "k", "bad\xff"}, {"a.b", "t", `{"k":1}`, "{1,2}"},
+		{"x", "writegate_0", "", "NULL"}, {"g", "n", `"`, `,`}, {"w", "one", `{}`, `\N`}, {"t", "id\\", "E'x'", "$$"},
+	} {
+		f.Add(seed[0], seed[1], seed[2], seed[3])
+	}
+	ctx := context.Background()
+	cfg := pgtest.New(f)
+	pool := pgtest.Pool(f, cfg)
+	f.Fuzz(func(t *testing.T, name, column, key, value string) {
+		pgtest.Exec(t, cfg, `DROP SCHEMA IF EXISTS fuzz CASCADE; CREATE SCHEMA fuzz; DELETE FROM fence.rejection; DELETE FROM fence.tombstone; DELETE FROM fence.request;
+			DELETE FROM fence.protected_table`)
+		ident := pgx.Identifier{"fuzz", name}.Sanitize()
+		_, err := pool.Exec(ctx, `CREATE TABLE `+ident+` (id text PRIMARY KEY, `+pgx.Identifier{column}.Sanitize()+` text, note text)`)
+		if err != nil || strings.ContainsRune(name+column, 0) || column == "id" || column == "note" || column == "last_fence" {
+			t.Skip() // not a table
+		}
+		// A name that is too long is cut off by PostgreSQL, with a notice; ours must not be another.
+		if len(name) > 63 || len(column) > 63 {
+			t.Skip()
+		}
+		_, err = pool.Exec(ctx, `SELECT fence.protect($1::text::regclass)`, ident)
+		require.NoError(t, err)
+		gate := fencedb.New(pool, fencedb.Config{})
+		defer gate.Close()
+		table, err := gate.Table(ctx, ident)
+		require.NoError(t, err)
+		storable := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+		good := storable(key) && storable(value)
+		k := fencedb.Key{"id": key}
+		lease := fencedb.Doubled(fencedb.Static("lease "+key, 8, value))
+		older := fencedb.Doubled(fencedb.Static("lease "+key, 6, value))
+		check := func(outcome fencedb.Outcome, err error) {
+			t.Helper()
+			if good {
+				require.NoError(t, err)
+				require.Equal(t, fencedb.Applied, outcome)
+			} else {
+				require.Equal(t, fencedb.Failed, outcome)
+				require.Error(t, err)
+			}
+		}
+		var back string
+		check(table.Insert(ctx, older, fencedb.Set{"id": key, column: value}, fencedb.Returning(&back, column)))
+		if good {
+			require.Equal(t, value, back)
+			back = ""
+		}
+		check(table.Upsert(ctx, lease, k, fencedb.Set{column: value, "note": "n"}, fencedb.Returning(&back, column), fencedb.WithRequestID("r")))
+		if !good {
+			return
+		}
+		require.Equal(t, value, back)
+		_, err = table.Update(ctx, older, k, fencedb.Set{column: "stale"})
+		var e *fencedb.WriteError
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, fencedb.ErrStale)
+		require.NoError(t, e.AuditErr)
+		newest := fencedb.Doubled(fencedb.Static("lease "+key, 9, value))
+		results, err := table.UpdateMany(ctx, newest, []fencedb.Row{{Key: k, Set: fencedb.Set{column: value, "note": nil}}})
+		require.NoError(t, err)
+		require.Equal(t, fencedb.Applied, results[0].Outcome)
+		check(table.Delete(ctx, fencedb.Doubled(fencedb.Static("lease "+key, 10, value)), k, fencedb.Returning(&back, column)))
+		require.Equal(t, value, back)
+		_, err = table.Insert(ctx, newest, fencedb.Set{"id": key})
+		require.ErrorIs(t, err, fencedb.ErrStale)
+	})
+}
