@@ -516,3 +516,52 @@ func TestAnswerThatCannotBeRead(t *testing.T) {
 	require.Equal(t, fencedb.Failed, outcome)
 	require.ErrorContains(t, err, "23503")
 }
+
+// counter is a pgx tracer that counts what is sent.
+type counter struct{ sent []string }
+
+func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	c.sent = append(c.sent, q.SQL)
+	return ctx
+}
+func (*counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// The table in docs/writes.md: what each kind of write sends.
+func TestWhatWritesCost(t *testing.T) {
+	ctx := context.Background()
+	b, _ := newThings(t)
+	count := &counter{}
+	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.ConnConfig.Tracer = count; c.MaxConns = 1 })
+	gate := b.gateOf(fencedb.New(pool, fencedb.Config{}))
+	table, err := gate.Table(ctx, "app.things")
+	require.NoError(t, err)
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	sent := func(f func() error) int {
+		t.Helper()
+		count.sent = nil
+		require.NoError(t, f())
+		return len(count.sent)
+	}
+	a := 10
+	for form, write := range forms {
+		for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+			want := 1
+			switch {
+			case form == "many":
+				want = 3
+			case form == "exec" && strength == fencedb.Live:
+				want = 4
+			}
+			require.Equal(t, want, sent(func() error {
+				_, err := write(ctx, table, gate, lease, a, "x", fencedb.WithStrength(strength))
+				return err
+			}), "%s %s: %s", form, strength, count.sent)
+			a++
+		}
+	}
+	require.Equal(t, 1, sent(func() error { _, err := table.Insert(ctx, lease, row(99, nil)); return err }))
+	require.Equal(t, 2, sent(func() error { _, err := table.Insert(ctx, lease, row(99, nil)); return err }), "it asks why")
+	require.Equal(t, 3, sent(func() error {
+		return gate.InTx(ctx, lease, func(context.Context, pgx.Tx) error { return nil })
+	}))
+}
