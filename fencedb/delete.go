@@ -3,6 +3,8 @@ package fencedb
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 )
 
 // Delete removes the row that key names, and leaves a tombstone with the lease's fence: no older holder can bring the row
@@ -26,10 +28,24 @@ func (t *Table) Delete(ctx context.Context, lease Lease, key Key, options ...Wri
 	}
 	w.serial = true
 	s := w.newStatement()
-	s.add("DELETE FROM ", t.ident, " AS t WHERE ", w.keyMatches(s), " AND ", w.fenceTaken(s), w.further(s),
-		" AND (SELECT fence.floor(", w.relation(), ", ", w.keyJSON(s), ")) IS NOT NULL")
-	bury := "fence.bury(" + w.relation() + ", " + w.keyJSON(s) + ", " + s.theFence(w.grant.fence) + ", " + s.arg(w.grant.name) + "::text)"
-	if err := w.assemble(s, bury); err != nil {
+	s.add("DELETE FROM ", t.ident, " AS t WHERE ", w.keyMatches(s), " AND ", w.fenceTaken(s), w.further(s))
+	// Under every key that the row has, in the table's order of keys: whoever brings it back may name it by another.
+	var keep, bury []string
+	for i, columns := range t.everyKey() {
+		if slices.Equal(columns, w.keyColumns) {
+			s.add(" AND (SELECT fence.floor(", w.relation(), ", ", w.keyJSON(s), ")) IS NOT NULL")
+		} else {
+			s.add(" AND coalesce((SELECT fence.floor(", w.relation(), ", ", t.keyJSON(columns, func(c string) string { return "t." + quote(c) }),
+				") FROM ", t.ident, " AS t WHERE ", w.keyMatches(s), " LIMIT 1), 0) IS NOT NULL")
+		}
+		key := t.keyJSON(columns, func(c string) string {
+			name := "writegate_" + strconv.Itoa(i) + "_" + strconv.Itoa(slices.Index(columns, c))
+			keep = append(keep, "t."+quote(c)+" AS "+name)
+			return "w." + name
+		})
+		bury = append(bury, "fence.bury("+w.relation()+", "+key+", "+s.theFence(w.grant.fence)+", "+s.arg(w.grant.name)+"::text)")
+	}
+	if err := w.assemble(s, keep, bury...); err != nil {
 		return Failed, err
 	}
 	return w.run(ctx)

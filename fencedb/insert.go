@@ -18,6 +18,7 @@ func (t *Table) Insert(ctx context.Context, lease Lease, row Set, options ...Wri
 	w, err := newWrite(ctx, t.gate, t, "insert", lease, options, "Returning", "WithRequestID")
 	if w != nil {
 		w.key, w.keyColumns = t.keyOf(row)
+		w.newRow, w.otherKeys = row, t.otherKeysOf(row, w.keyColumns)
 	}
 	if err != nil {
 		return w.ended(ctx, err)
@@ -31,7 +32,7 @@ func (t *Table) Insert(ctx context.Context, lease Lease, row Set, options ...Wri
 	if w.keyColumns != nil {
 		s.add(" ON CONFLICT (", quotedList(w.keyColumns, ", "), ") DO NOTHING")
 	}
-	if err := w.assemble(s); err != nil {
+	if err := w.assemble(s, nil); err != nil {
 		return Failed, err
 	}
 	return w.run(ctx)
@@ -73,6 +74,7 @@ func (t *Table) Upsert(ctx context.Context, lease Lease, key Key, set Set, optio
 	for c, value := range w.options.inserting {
 		row[c] = value
 	}
+	w.newRow, w.otherKeys = row, t.otherKeysOf(row, w.keyColumns)
 	s := w.newStatement()
 	w.insertInto(s, sortedKeys(row), row)
 	s.add(" ON CONFLICT (", quotedList(w.keyColumns, ", "), ") DO UPDATE SET ")
@@ -87,28 +89,44 @@ func (t *Table) Upsert(ctx context.Context, lease Lease, key Key, set Set, optio
 	if w.options.where != nil {
 		s.add(" AND ", s.fragment(*w.options.where, w.grant.fence))
 	}
-	if err := w.assemble(s); err != nil {
+	if err := w.assemble(s, nil); err != nil {
 		return Failed, err
 	}
 	return w.run(ctx)
 }
 
-// keyOf returns the first key of the table that the row has values for.
+// keyOf returns the first key of the table that the row has values for and that the database keeps unique.
 func (t *Table) keyOf(row Set) (Key, []string) {
-	for _, columns := range append([][]string{t.claimed}, t.keys...) {
-		key := Key{}
-		for _, c := range columns {
-			value, ok := row[c]
-			if _, computed := value.(expression); ok && value != nil && !computed {
-				key[c] = value
-			}
-		}
-		unique := slices.ContainsFunc(t.keys, func(k []string) bool { return slices.Equal(k, columns) })
-		if len(columns) > 0 && len(key) == len(columns) && unique {
+	for _, columns := range t.keys {
+		if key := valuesOf(row, columns); key != nil {
 			return key, columns
 		}
 	}
 	return nil, nil
+}
+
+// otherKeysOf returns the keys that the row has values for, but for one.
+func (t *Table) otherKeysOf(row Set, but []string) [][]string {
+	var others [][]string
+	for _, columns := range t.everyKey() {
+		if !slices.Equal(columns, but) && valuesOf(row, columns) != nil {
+			others = append(others, columns)
+		}
+	}
+	return others
+}
+
+// valuesOf returns the values that row gives for columns, nil if it does not give all of them.
+func valuesOf(row Set, columns []string) Key {
+	key := Key{}
+	for _, c := range columns {
+		value, ok := row[c]
+		if _, computed := value.(expression); !ok || value == nil || computed {
+			return nil
+		}
+		key[c] = value
+	}
+	return key
 }
 
 // insertInto adds the part that both have: a new row, if the key's floor, the lease and the request allow one.
@@ -123,12 +141,19 @@ func (w *write) insertInto(s *statement, columns []string, row Set) {
 	names, values = append(names, quote(t.fenceCol)), append(values, fence)
 	s.add("INSERT INTO ", t.ident, " AS t (", strings.Join(names, ", "), ") SELECT ", strings.Join(values, ", "),
 		" WHERE ", fence, " > 0", w.allowed(s))
-	if t.leases && w.keyColumns != nil {
-		w.serial = true
-		than := " < "
-		if w.options.rule == Term {
-			than = " <= "
+	if !t.leases {
+		return
+	}
+	than := " < "
+	if w.options.rule == Term {
+		than = " <= "
+	}
+	// In the table's order of keys, as a delete does.
+	for _, columns := range t.everyKey() {
+		if slices.Equal(columns, w.keyColumns) || slices.ContainsFunc(w.otherKeys, func(k []string) bool { return slices.Equal(k, columns) }) {
+			w.serial = true
+			key := t.keyJSON(columns, func(c string) string { return s.typed(t.columns[c], row[c]) })
+			s.add(" AND (SELECT fence.floor(", w.relation(), ", ", key, "))", than, fence)
 		}
-		s.add(" AND (SELECT fence.floor(", w.relation(), ", ", w.keyJSON(s), "))", than, fence)
 	}
 }

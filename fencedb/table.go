@@ -352,19 +352,20 @@ func (t *Table) checkKey(key Key) ([]string, error) {
 			return nil, fmt.Errorf("fencedb: table %s: key column %q is NULL, which names no row", t.name, c)
 		}
 	}
-	if slices.Equal(t.claimed, columns) && t.claimed != nil {
-		return columns, nil
-	}
-	for _, want := range t.keys {
+	for _, want := range t.everyKey() {
 		if slices.Equal(want, columns) {
 			return columns, nil
 		}
 	}
-	known := t.keys
-	if t.claimed != nil {
-		known = append([][]string{t.claimed}, known...)
+	return nil, fmt.Errorf("fencedb: table %s: key %v is not a key of the table: want the columns of one of %v", t.name, columns, t.everyKey())
+}
+
+// everyKey returns all keys of the table, the claimed one first.
+func (t *Table) everyKey() [][]string {
+	if t.claimed == nil || slices.ContainsFunc(t.keys, func(k []string) bool { return slices.Equal(k, t.claimed) }) {
+		return t.keys
 	}
-	return nil, fmt.Errorf("fencedb: table %s: key %v is not a key of the table: want the columns of one of %v", t.name, columns, known)
+	return append([][]string{t.claimed}, t.keys...)
 }
 
 // checkSet returns the columns to set in a fixed order, or what is wrong with them.

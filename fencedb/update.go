@@ -30,7 +30,7 @@ func (t *Table) Update(ctx context.Context, lease Lease, key Key, set Set, optio
 	}
 	s.add(quote(t.fenceCol), " = ", s.theFence(w.grant.fence))
 	s.add(" WHERE ", w.keyMatches(s), " AND ", w.fenceTaken(s), w.further(s))
-	if err := w.assemble(s); err != nil {
+	if err := w.assemble(s, nil); err != nil {
 		return Failed, err
 	}
 	return w.run(ctx)
@@ -56,7 +56,7 @@ func (t *Table) Seal(ctx context.Context, lease Lease, key Key, options ...Write
 	column := quote(t.fenceCol)
 	s.add("UPDATE ", t.ident, " AS t SET ", column, " = ", fence, " - 1 WHERE ", w.keyMatches(s),
 		" AND t.", column, " < ", fence, " - 1", w.allowed(s))
-	if err := w.assemble(s); err != nil {
+	if err := w.assemble(s, nil); err != nil {
 		return Failed, err
 	}
 	return w.run(ctx)

@@ -80,6 +80,8 @@ type write struct {
 	key        Key
 	keyColumns []string
 	options    writeOptions
+	newRow     Set        // of an insert or upsert
+	otherKeys  [][]string // that it has values for, beside key
 	in         *caller
 	pinned     bool // the transaction holds the lease already
 
@@ -249,10 +251,14 @@ func (w *write) keyMatches(s *statement) string {
 
 // keyJSON is the key as the audit shows it and as tombstones are found by: the same however its values were given.
 func (w *write) keyJSON(s *statement) string {
+	return w.table.keyJSON(w.keyColumns, func(c string) string { return s.typed(w.table.columns[c], w.key[c]) })
+}
+
+// keyJSON is a key whose columns have the values that are SQL.
+func (t *Table) keyJSON(columns []string, value func(string) string) string {
 	var parts []string
-	for _, c := range w.keyColumns {
-		column := w.table.columns[c]
-		parts = append(parts, literal(c)+", "+canonical(column.OID, s.typed(column, w.key[c])))
+	for _, c := range columns {
+		parts = append(parts, literal(c)+", "+canonical(t.columns[c].OID, value(c)))
 	}
 	return "pg_catalog.jsonb_build_object(" + strings.Join(parts, ", ") + ")"
 }
@@ -324,8 +330,8 @@ func (w *write) requestArgs(s *statement) string {
 }
 
 // assemble finishes the statement, which so far is what changes the row, with what it returns and what has to go with
-// it, in the same statement.
-func (w *write) assemble(s *statement, with ...string) error {
+// it, in the same statement, and is handed columns of the changed row by the names that keep has for them.
+func (w *write) assemble(s *statement, keep []string, with ...string) error {
 	if w.options.request != "" {
 		result := "NULL"
 		if w.returns != nil {
@@ -338,9 +344,10 @@ func (w *write) assemble(s *statement, with ...string) error {
 	switch {
 	case len(with) > 0 && w.returns == nil:
 		// A condition with a volatile function in it is evaluated for each row, and only if there is one.
-		w.sql = "WITH w AS (" + w.sql + " RETURNING 1 AS done) SELECT done FROM w WHERE " + strings.Join(with, " AND ")
+		w.sql = "WITH w AS (" + w.sql + " RETURNING " + strings.Join(append(keep, "1 AS writegate_done"), ", ") + ") SELECT writegate_done FROM w WHERE " +
+			strings.Join(with, " AND ")
 	case len(with) > 0:
-		w.sql = "WITH w AS (" + w.sql + " RETURNING t." + quotedList(w.returns, ", t.") + ") SELECT " + quotedList(w.returns, ", ") +
+		w.sql = "WITH w AS (" + w.sql + " RETURNING " + strings.Join(append(keep, "t."+quotedList(w.returns, ", t.")), ", ") + ") SELECT " + quotedList(w.returns, ", ") +
 			" FROM w WHERE " + strings.Join(with, " AND ")
 	case w.returns != nil:
 		w.sql += " RETURNING t." + quotedList(w.returns, ", t.")
@@ -550,7 +557,12 @@ func (w *write) look(ctx context.Context) (finding, error) {
 		state = "fence.lease_state(" + s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence) + ")"
 	}
 	if w.table.leases {
-		buried = "CASE WHEN t." + quote(w.table.fenceCol) + " IS NULL THEN fence.buried(" + w.relation() + ", " + key + ") ELSE 0 END"
+		tombstones := []string{"fence.buried(" + w.relation() + ", " + key + ")"}
+		for _, columns := range w.otherKeys {
+			other := w.table.keyJSON(columns, func(c string) string { return s.typed(w.table.columns[c], w.newRow[c]) })
+			tombstones = append(tombstones, "fence.buried("+w.relation()+", "+other+")")
+		}
+		buried = "CASE WHEN t." + quote(w.table.fenceCol) + " IS NULL THEN greatest(" + strings.Join(tombstones, ", ") + ") ELSE 0 END"
 	}
 	if w.options.request != "" {
 		call := "fence.request_result(" + w.requestArgs(s) + ") r"

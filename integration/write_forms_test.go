@@ -135,6 +135,61 @@ func TestTombstonesOfOddKeys(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A row is known by each of its keys: deleted by one, it cannot be brought back by another, nor while it is being deleted.
+func TestTombstonesUnderEveryKey(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`CREATE TABLE app.two (id int PRIMARY KEY, mail text NOT NULL UNIQUE, v text); SELECT fence.protect('app.two')`)
+	table, err := b.gate.Table(ctx, "app.two")
+	require.NoError(t, err)
+	older, newer := fencedb.Static("x", 32, "A"), fencedb.Static("x", 34, "B")
+	for _, by := range []fencedb.Key{{"id": 1}, {"mail": "m"}} {
+		for name, revive := range map[string]func(context.Context) (fencedb.Outcome, error){
+			"insert, same id": func(ctx context.Context) (fencedb.Outcome, error) {
+				return table.Insert(ctx, older, fencedb.Set{"id": 1, "mail": "other"})
+			},
+			"insert, same mail": func(ctx context.Context) (fencedb.Outcome, error) {
+				return table.Insert(ctx, older, fencedb.Set{"id": 9, "mail": "m"})
+			},
+			"upsert by id": func(ctx context.Context) (fencedb.Outcome, error) {
+				return table.Upsert(ctx, older, fencedb.Key{"id": 1}, fencedb.Set{"mail": "other"})
+			},
+			"upsert by mail": func(ctx context.Context) (fencedb.Outcome, error) {
+				return table.Upsert(ctx, older, fencedb.Key{"mail": "m"}, fencedb.Set{"id": 9})
+			},
+			"upsert with mail": func(ctx context.Context) (fencedb.Outcome, error) {
+				return table.Upsert(ctx, older, fencedb.Key{"id": 9}, fencedb.Set{"v": "x"}, fencedb.Inserting(fencedb.Set{"mail": "m"}))
+			},
+		} {
+			t.Run(fmt.Sprint(by, name), func(t *testing.T) {
+				b.exec(`TRUNCATE app.two, fence.tombstone; INSERT INTO app.two VALUES (1, 'm')`)
+				tx, err := b.pool.Begin(ctx)
+				require.NoError(t, err)
+				var v struct {
+					ID   int
+					Mail string
+				}
+				_, err = table.In(tx).Delete(ctx, newer, by, fencedb.Returning(&v))
+				require.NoError(t, err)
+				require.Equal(t, "m", v.Mail)
+				refused := make(chan error, 1)
+				go func() {
+					_, err := revive(ctx)
+					refused <- err
+				}()
+				b.waitUntilBlocked()
+				require.NoError(t, tx.Commit(ctx))
+				err = <-refused
+				require.ErrorIs(t, err, fencedb.ErrStale)
+				var e *fencedb.WriteError
+				require.ErrorAs(t, err, &e)
+				require.EqualValues(t, 34, e.Current)
+				require.Equal(t, 0, query[int](b, `SELECT count(*) FROM app.two`))
+			})
+		}
+	}
+}
+
 // Pruning takes what is old, in batches, and nothing younger than a lease may last.
 func TestPrune(t *testing.T) {
 	ctx := context.Background()
@@ -371,36 +426,57 @@ func TestFormsThatChangeNothing(t *testing.T) {
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.tombstone`))
 }
 
-// Two requests with the same id at once are one, whichever rule.
+// Requests with the same id at once are one, whichever rule; here all of them wait for the row.
 func TestConcurrentRequestsAreAppliedOnce(t *testing.T) {
 	ctx := context.Background()
-	b, table := newThings(t)
-	lease := fencedb.Static("x", 34, "A")
-	for round := range 20 {
-		var wait sync.WaitGroup
-		outcomes := make(chan fencedb.Outcome, 8)
-		for range 8 {
-			wait.Go(func() {
-				var n int
-				outcome, err := table.Update(ctx, lease, key(10), fencedb.Set{"n": fencedb.Expr("n + 1")}, fencedb.WithRule(fencedb.Term),
-					fencedb.WithRequestID(fmt.Sprint(round)), fencedb.Returning(&n, "n"))
-				if err != nil || n != round+1 {
-					t.Error(n, err)
-				}
-				outcomes <- outcome
-			})
-		}
-		wait.Wait()
-		close(outcomes)
-		applied := 0
-		for o := range outcomes {
-			if o == fencedb.Applied {
-				applied++
+	b, _ := newThings(t)
+	const writers = 4
+	gate := b.gateOf(fencedb.New(pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.MaxConns = writers + 1 }), fencedb.Config{}))
+	table, err := gate.Table(ctx, "app.things")
+	require.NoError(t, err)
+	session := b.session()
+	_, err = session.Exec(ctx, `BEGIN; SELECT 1 FROM app.things WHERE a = 10 FOR UPDATE`)
+	require.NoError(t, err)
+
+	var wait sync.WaitGroup
+	outcomes := make(chan fencedb.Outcome, writers)
+	for range writers {
+		wait.Go(func() {
+			var n int
+			outcome, err := table.Update(ctx, fencedb.Static("x", 34, "A"), key(10), fencedb.Set{"n": fencedb.Expr("n + 1")},
+				fencedb.WithRule(fencedb.Term), fencedb.WithRequestID("one"), fencedb.Returning(&n, "n"))
+			if err != nil || n != 1 {
+				t.Error(n, err)
 			}
-		}
-		require.Equal(t, 1, applied)
+			outcomes <- outcome
+		})
 	}
-	require.Equal(t, 20, query[int](b, `SELECT n FROM app.things WHERE a = 10`))
+	b.await(fmt.Sprintf(`SELECT count(*) = %d FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`, writers))
+	_, err = session.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	wait.Wait()
+	close(outcomes)
+	counted := map[fencedb.Outcome]int{}
+	for o := range outcomes {
+		counted[o]++
+	}
+	require.Equal(t, map[fencedb.Outcome]int{fencedb.Applied: 1, fencedb.AlreadyApplied: writers - 1}, counted)
+	require.Equal(t, 1, query[int](b, `SELECT n FROM app.things WHERE a = 10`))
+}
+
+// A tombstone's fence does not fall either: not when a row that was put back around the gate is deleted by an older holder.
+func TestTombstonesNeverFall(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	table := b.table()
+	_, err := table.Delete(ctx, fencedb.Static("x", 34, "B"), order1)
+	require.NoError(t, err)
+	b.exec(`INSERT INTO app.orders VALUES (1, 'around the gate')`)
+	_, err = table.Delete(ctx, fencedb.Static("x", 32, "A"), order1)
+	require.NoError(t, err, "the row knew nothing of a newer fence")
+	require.EqualValues(t, 34, query[int64](b, `SELECT fence FROM fence.tombstone`))
+	_, err = table.Insert(ctx, fencedb.Static("x", 33, "A"), fencedb.Set{"id": 1, "v": "A"})
+	require.ErrorIs(t, err, fencedb.ErrStale)
 }
 
 // Where the default isolation is another than READ COMMITTED, what needs that gets it, on the pool; in a caller's
