@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Delete removes the row that key names, and leaves a tombstone with the lease's fence: no older holder can bring the row
@@ -32,18 +33,17 @@ func (t *Table) Delete(ctx context.Context, lease Lease, key Key, options ...Wri
 	// Under every key that the row has, in the table's order of keys: whoever brings it back may name it by another.
 	var keep, bury []string
 	for i, columns := range t.everyKey() {
-		if slices.Equal(columns, w.keyColumns) {
-			s.add(" AND (SELECT fence.floor(", w.relation(), ", ", w.keyJSON(s), ")) IS NOT NULL")
-		} else {
-			s.add(" AND coalesce((SELECT fence.floor(", w.relation(), ", ", t.keyJSON(columns, func(c string) string { return "t." + quote(c) }),
-				") FROM ", t.ident, " AS t WHERE ", w.keyMatches(s), " LIMIT 1), 0) IS NOT NULL")
+		// The row first, as its own writes do, and then its keys.
+		s.add(" AND coalesce((SELECT fence.floor(", w.relation(), ", ", t.identity(columns, func(c string) string { return "r." + quote(c) }),
+			") FROM (SELECT t.", quotedList(columns, ", t."), " FROM ", t.ident, " AS t WHERE ", w.keyMatches(s), " LIMIT 1 FOR UPDATE) r), 0) IS NOT NULL")
+		gone := func(c string) string {
+			return "w.writegate_" + strconv.Itoa(i) + "_" + strconv.Itoa(slices.Index(columns, c))
 		}
-		key := t.keyJSON(columns, func(c string) string {
-			name := "writegate_" + strconv.Itoa(i) + "_" + strconv.Itoa(slices.Index(columns, c))
-			keep = append(keep, "t."+quote(c)+" AS "+name)
-			return "w." + name
-		})
-		bury = append(bury, "fence.bury("+w.relation()+", "+key+", "+s.theFence(w.grant.fence)+", "+s.arg(w.grant.name)+"::text)")
+		for _, c := range columns {
+			keep = append(keep, "t."+quote(c)+" AS "+strings.TrimPrefix(gone(c), "w."))
+		}
+		bury = append(bury, "fence.bury("+w.relation()+", "+t.identity(columns, gone)+", "+t.keyJSON(columns, gone)+", "+
+			s.theFence(w.grant.fence)+", "+s.arg(w.grant.name)+"::text)")
 	}
 	if err := w.assemble(s, keep, bury...); err != nil {
 		return Failed, err

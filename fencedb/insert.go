@@ -57,6 +57,11 @@ func (t *Table) Upsert(ctx context.Context, lease Lease, key Key, set Set, optio
 	if _, err := t.checkSet(key, w.options.inserting); err != nil {
 		return Failed, err
 	}
+	for _, c := range w.keyColumns {
+		if t.columns[c].Always {
+			return Failed, w.invalid("column %q is generated always, by the database: a row that is not there cannot be given one", c)
+		}
+	}
 	if !slices.ContainsFunc(t.keys, func(k []string) bool { return slices.Equal(k, w.keyColumns) }) {
 		return Failed, w.invalid("key %v has no unique index, and so the database cannot tell whether the row is there", w.keyColumns)
 	}
@@ -152,8 +157,13 @@ func (w *write) insertInto(s *statement, columns []string, row Set) {
 	for _, columns := range t.everyKey() {
 		if slices.Equal(columns, w.keyColumns) || slices.ContainsFunc(w.otherKeys, func(k []string) bool { return slices.Equal(k, columns) }) {
 			w.serial = true
-			key := t.keyJSON(columns, func(c string) string { return s.typed(t.columns[c], row[c]) })
-			s.add(" AND (SELECT fence.floor(", w.relation(), ", ", key, "))", than, fence)
+			key := t.identity(columns, func(c string) string { return s.typed(t.columns[c], row[c]) })
+			floor := "fence.floor(" + w.relation() + ", " + key + ")"
+			if w.kind == "upsert" && slices.Equal(columns, w.keyColumns) {
+				// The row first, if it is there: whoever has it, perhaps to delete it next, must not find us holding its floor.
+				floor += " FROM (SELECT count(*) AS n FROM (SELECT 1 FROM " + t.ident + " AS t WHERE " + w.keyMatches(s) + " FOR NO KEY UPDATE) x) r WHERE r.n >= 0"
+			}
+			s.add(" AND (SELECT ", floor, ")", than, fence)
 		}
 	}
 }

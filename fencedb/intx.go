@@ -32,6 +32,29 @@ var errEndedByGate = errors.New("fencedb: the gate ends this transaction: return
 func (*pinnedTx) Commit(context.Context) error   { return errEndedByGate }
 func (*pinnedTx) Rollback(context.Context) error { return errEndedByGate }
 
+// Begin makes a savepoint, which is the caller's to end, and within which the transaction is as pinned as outside.
+func (t *pinnedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := t.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pinnedSavepoint{tx, t.pin}, nil
+}
+
+type pinnedSavepoint struct {
+	pgx.Tx
+	pin pin
+}
+
+// Begin makes another within.
+func (t *pinnedSavepoint) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := t.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pinnedSavepoint{tx, t.pin}, nil
+}
+
 // InTx runs work in a transaction that is pinned to the lease: from its first statement on no newer grant can exist until
 // it has ended, so that everything in it, any statements on any tables, is this holder's. It commits when work returns
 // nil and rolls back when that returns an error, which InTx then returns as it is.
@@ -115,6 +138,12 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 	}()
 	err = work(ending, tx, pin{name: w.grant.name, fence: w.grant.fence})
 	finished = true
+	if tx.over() {
+		if err == nil {
+			err = errEndedByGate
+		}
+		return Unknown, w.error(Unknown, fmt.Errorf("the work has ended the transaction by a statement of its own: %w", err))
+	}
 	if err != nil {
 		w.rollback(ctx, tx)
 		if cause := context.Cause(ending); ctx.Err() == nil && cause != nil && !errors.Is(err, ErrLeaseLost) {
@@ -211,7 +240,9 @@ func (w *write) commit(ctx context.Context, tx transaction, at pinnedTo, until t
 	switch {
 	case err == nil:
 		return Applied, nil
-	case pgerr.Answered(err), pgerr.NotSent(err), pgerr.EndedIdle(err):
+	case pgerr.EndedIdle(err):
+		return w.failedUncommitted(pgerr.RolledBack(err))
+	case pgerr.Answered(err), pgerr.NotSent(err):
 		return w.failedUncommitted(err)
 	}
 	status, asked := w.fate(ctx, at)
@@ -219,7 +250,7 @@ func (w *write) commit(ctx context.Context, tx transaction, at pinnedTo, until t
 	case "committed":
 		return Applied, nil
 	case "aborted":
-		return w.failedUncommitted(pgerr.RolledBack(fmt.Errorf("it was rolled back: %w", err)))
+		return w.failedUncommitted(pgerr.LostAndRolledBack(fmt.Errorf("it was rolled back: %w", err)))
 	}
 	if asked != nil {
 		err = fmt.Errorf("%w; asking what became of it: %w", err, asked)

@@ -112,6 +112,9 @@ func grantOf(lease Lease) (grant, error) {
 		return g, fmt.Errorf("fence %d cannot be doubled", g.fence)
 	}
 	g.fence *= scale
+	if len(g.name) > 255 {
+		return g, fmt.Errorf("its name has %d bytes: want at most 255", len(g.name))
+	}
 	g.even = scale == 2 || g.token != ""
 	if err := lease.Check(0); err != nil {
 		return g, err

@@ -47,6 +47,8 @@ type transaction interface {
 	link
 	commit(ctx context.Context) error
 	rollback(ctx context.Context)
+	// over reports whether somebody has ended it by a statement of their own, as far as the driver tells.
+	over() bool
 }
 
 // row is one row of an answer.
@@ -86,13 +88,39 @@ func (l pgxLink) text() bool { return l.textOnly }
 
 func (l pgxLink) exec(ctx context.Context, sql string, args []any) (int64, error) {
 	tag, err := l.conn.Exec(ctx, sql, args...)
-	return tag.RowsAffected(), err
+	if err == nil && tag.Select() {
+		return 0, errAnswersAsSelect
+	}
+	return tag.RowsAffected(), l.judge(err)
+}
+
+// errAnswersAsSelect: PostgreSQL tells how many rows the outer statement returned, not how many were changed within it.
+var errAnswersAsSelect = errors.New("the statement was carried out as a SELECT, which does not tell what it changed: make the INSERT, UPDATE, DELETE or MERGE the outer statement")
+
+// judge marks an error after which the connection is still in use, and which is not the server's: an argument that could
+// not be encoded, or an answer that was not understood in the making. An answer that is lost costs the connection.
+func (l pgxLink) judge(err error) error {
+	var pgErr *pgconn.PgError
+	if err == nil || errors.As(err, &pgErr) {
+		return err
+	}
+	var conn *pgx.Conn
+	switch c := l.conn.(type) {
+	case *pgxpool.Conn:
+		conn = c.Conn()
+	case pgx.Tx:
+		conn = c.Conn()
+	}
+	if conn != nil && !conn.IsClosed() {
+		return pgerr.RolledBack(err)
+	}
+	return err
 }
 
 func (l pgxLink) query(ctx context.Context, sql string, args []any, each func(row) error) (int64, error) {
 	rows, err := l.conn.Query(ctx, sql, args...)
 	if err != nil {
-		return 0, err
+		return 0, l.judge(err)
 	}
 	// All of it is read before any of it is scanned: pgx ends a query whose row cannot be scanned with that error, and
 	// the server's own, such as a constraint that is checked at the end, would be lost behind it.
@@ -109,7 +137,7 @@ func (l pgxLink) query(ctx context.Context, sql string, args []any, each func(ro
 	}
 	rows.Close()
 	if err := rows.Err(); err != nil {
-		return 0, err
+		return 0, l.judge(err)
 	}
 	if each == nil || len(raw) == 0 {
 		return int64(len(raw)), nil
@@ -172,6 +200,29 @@ func (l sqlLink) query(ctx context.Context, sql string, args []any, each func(ro
 		return n, readError{unread}
 	}
 	return n, nil
+}
+
+// pooledLink takes a connection for each statement: a *sql.DB by itself may send one again, if its driver says so.
+type pooledLink struct{ base base }
+
+func (l pooledLink) text() bool { return l.base.text() }
+
+func (l pooledLink) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	s, err := l.base.session(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer s.release()
+	return s.exec(ctx, sql, args)
+}
+
+func (l pooledLink) query(ctx context.Context, sql string, args []any, each func(row) error) (int64, error) {
+	s, err := l.base.session(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer s.release()
+	return s.query(ctx, sql, args, each)
 }
 
 type pgxBase struct {
@@ -245,6 +296,11 @@ func (t pgxTransaction) commit(ctx context.Context) error {
 	return err
 }
 
+func (t pgxTransaction) over() bool {
+	conn := t.tx.Conn()
+	return conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
+}
+
 // rollback needs no answer: the server undoes it as well when it finds the connection gone, which the pool closes.
 func (t pgxTransaction) rollback(ctx context.Context) { _ = t.tx.Rollback(ctx) }
 
@@ -274,7 +330,7 @@ func (b sqlBase) session(ctx context.Context) (session, error) {
 type sqlSession struct {
 	sqlLink
 	pooled    *sql.Conn
-	abandoned chan struct{} // closed once a commit that nobody waits for any more has returned
+	abandoned chan struct{} // closed once the end of a transaction that nobody waits for any more has returned
 }
 
 func (s *sqlSession) release() {
@@ -309,6 +365,8 @@ type sqlTransaction struct {
 	cancel  context.CancelFunc
 }
 
+func (*sqlTransaction) over() bool { return false }
+
 // commit gives up waiting when ctx ends, which database/sql itself would not.
 func (t *sqlTransaction) commit(ctx context.Context) error {
 	done, result := make(chan struct{}), make(chan error, 1)
@@ -328,7 +386,16 @@ func (t *sqlTransaction) commit(ctx context.Context) error {
 	}
 }
 
-func (t *sqlTransaction) rollback(context.Context) {
-	_ = t.tx.Rollback()
+func (t *sqlTransaction) rollback(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = t.tx.Rollback()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		t.session.abandoned = done
+	}
 	t.cancel()
 }

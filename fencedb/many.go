@@ -3,8 +3,10 @@ package fencedb
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,7 +104,7 @@ type many struct {
 	*write
 	rows       []Row
 	setColumns []string
-	digest     string // of all keys, in the place of a key in the record of a request
+	digest     [2]int64 // of all keys, in the place of one's hashes in the record of a request
 	results    []Result
 }
 
@@ -142,7 +144,6 @@ func (m *many) build() error {
 	}
 	s := w.newStatement()
 	arrays, names, casts := make([]string, len(columns)), make([]string, len(columns)), make([]string, len(columns))
-	digest := sha256.New()
 	seen := make(map[string]int, len(m.rows))
 	keys := make([]strings.Builder, len(m.rows))
 	for j, c := range columns {
@@ -152,7 +153,6 @@ func (m *many) build() error {
 			return m.invalid("column %q: %w", c, err)
 		}
 		if j < len(w.keyColumns) {
-			_, _ = digest.Write([]byte(array))
 			for i, value := range values[j] {
 				fmt.Fprintf(&keys[i], "%q,", asText(column.OID, value))
 			}
@@ -161,6 +161,9 @@ func (m *many) build() error {
 		arrays[j] = s.arg(array) + "::pg_catalog.text::pg_catalog._text"
 		names[j] = "writegate_" + strconv.Itoa(j)
 		casts[j] = "g." + names[j] + "::" + column.Type + " AS " + names[j]
+		if column.Collation != "" {
+			casts[j] = "g." + names[j] + "::" + column.Type + " COLLATE " + column.Collation + " AS " + names[j]
+		}
 	}
 	for i := range keys {
 		if other, twice := seen[keys[i].String()]; twice {
@@ -168,6 +171,12 @@ func (m *many) build() error {
 		}
 		seen[keys[i].String()] = i
 	}
+	digest := sha256.New()
+	for _, key := range slices.Sorted(maps.Keys(seen)) {
+		_, _ = digest.Write([]byte(key))
+	}
+	sum := digest.Sum(nil)
+	m.digest = [2]int64{int64(binary.BigEndian.Uint64(sum)), int64(binary.BigEndian.Uint64(sum[8:]))}
 
 	fence, column := s.theFence(w.grant.fence), quote(t.fenceCol)
 	var join, order, jsonKey []string
@@ -184,44 +193,60 @@ func (m *many) build() error {
 	if w.options.rule == Once && w.options.request == "" {
 		done = "t." + column + " = " + fence
 	}
+	// Whether two keys are equal is the types' to say, where their texts do not.
+	twice := "false"
+	for _, c := range w.keyColumns {
+		if !plainTypes[t.columns[c].OID] || t.columns[c].Collation != "" {
+			twice = "count(*) OVER (PARTITION BY g." + strings.Join(names[:len(w.keyColumns)], ", g.") + ") > 1"
+		}
+	}
 	all := "true"
 	if !w.options.partial {
 		all = "(SELECT count(*) FROM locked l WHERE l.passes OR l.done) = " + s.arg(len(m.rows)) + "::bigint"
 	}
+	unless := ""
+	if twice != "false" {
+		unless = " AND NOT EXISTS (SELECT 1 FROM given g GROUP BY g." + strings.Join(names[:len(w.keyColumns)], ", g.") + " HAVING count(*) > 1)"
+	}
 	key := "pg_catalog.jsonb_build_object(" + strings.Join(jsonKey, ", ") + ")"
 	buried := "0::bigint"
 	if t.leases {
-		buried = "CASE WHEN l.n IS NULL THEN fence.buried(" + w.relation() + ", " + key + ") ELSE 0 END"
+		identity := t.identity(w.keyColumns, func(c string) string { return "g." + names[slices.Index(w.keyColumns, c)] })
+		buried = "CASE WHEN l.writegate_n IS NULL THEN fence.buried(" + w.relation() + ", " + identity + ") ELSE 0 END"
 	}
-	s.add("WITH given AS MATERIALIZED (SELECT g.n, ", strings.Join(casts, ", "),
-		" FROM unnest(", strings.Join(arrays, ", "), ") WITH ORDINALITY AS g (", strings.Join(names, ", "), ", n)),",
+	s.add("WITH given AS MATERIALIZED (SELECT g.writegate_n, ", strings.Join(casts, ", "),
+		" FROM unnest(", strings.Join(arrays, ", "), ") WITH ORDINALITY AS g (", strings.Join(names, ", "), ", writegate_n)),",
 		// In the order of the keys. What is found is the row as it is once it is locked, whoever had it before.
-		" locked AS MATERIALIZED (SELECT g.n, t.", column, " AS found, ", matches, " AS matches, ",
+		" locked AS MATERIALIZED (SELECT g.writegate_n, t.", column, " AS found, ", matches, " AS matches, ",
 		w.fenceTaken(s), " AND ", matches, " AS passes, ", done, " AS done",
 		" FROM given g JOIN ", t.ident, " AS t ON ", strings.Join(join, " AND "),
 		" ORDER BY ", strings.Join(order, ", "), " FOR NO KEY UPDATE OF t),",
-		" verdict AS MATERIALIZED (SELECT ", all, w.allowed(s), " AS ok),",
+		" verdict AS MATERIALIZED (SELECT ", all, unless, w.allowed(s), " AS ok),",
 		" written AS (UPDATE ", t.ident, " AS t SET ")
 	for j, c := range m.setColumns {
 		s.add(quote(c), " = g.", names[len(w.keyColumns)+j], ", ")
 	}
-	s.add(column, " = ", fence, " FROM given g JOIN locked l ON l.n = g.n WHERE (SELECT v.ok FROM verdict v) AND l.passes AND ",
-		strings.Join(join, " AND "), " AND ", w.fenceTaken(s), " RETURNING g.n)")
-	list := "g.n, l.found, coalesce(l.matches, true), " + buried + ", " + key + "::text"
-	from := " FROM given g LEFT JOIN locked l ON l.n = g.n WHERE NOT EXISTS (SELECT 1 FROM written w WHERE w.n = g.n)"
+	s.add(column, " = ", fence, " FROM given g JOIN locked l ON l.writegate_n = g.writegate_n WHERE (SELECT v.ok FROM verdict v) AND l.passes AND ",
+		strings.Join(join, " AND "), " AND ", w.fenceTaken(s), " RETURNING g.writegate_n)")
+	list := "g.writegate_n, l.found, coalesce(l.matches, true), " + buried + ", " + key + "::text, " + twice
+	from := " FROM given g LEFT JOIN locked l ON l.writegate_n = g.writegate_n WHERE NOT EXISTS (SELECT 1 FROM written w WHERE w.writegate_n = g.writegate_n)"
 	if w.options.request != "" {
-		m.digest = fmt.Sprintf("\"sha256 %x\"", digest.Sum(nil))
 		// It is asked for by the rows that were written, and so carried out with them.
-		s.add(", noted AS MATERIALIZED (SELECT fence.request_applied(", w.requestArgs(s), ", ", w.relation(), ", ", s.arg(m.digest),
-			"::text::jsonb, NULL) AS ok FROM verdict v WHERE v.ok)")
+		s.add(", noted AS MATERIALIZED (SELECT fence.request_applied(", w.requestArgs(s), ", 'update_many', ", w.relation(), ", ",
+			s.arg(m.digest[0]), "::bigint, ", s.arg(m.digest[1]), "::bigint, '{}', NULL) AS ok FROM verdict v WHERE v.ok)")
 		from += " OR NOT (SELECT coalesce(bool_and(noted.ok), true) FROM noted)"
 	}
-	s.add(" SELECT ", list, from, " ORDER BY g.n")
+	s.add(" SELECT ", list, from, " ORDER BY g.writegate_n")
 	if s.err != nil {
 		return m.invalid("%w", s.err)
 	}
 	w.sql, w.args, w.rows = s.String(), s.args, true
 	return nil
+}
+
+// plainTypes are those of which equal values have equal texts.
+var plainTypes = map[uint32]bool{
+	16: true, 18: true, 20: true, 21: true, 23: true, 25: true, 26: true, 1043: true, 1082: true, 2950: true, // bool, "char", int8, int2, int4, text, oid, varchar, date, uuid
 }
 
 // left is a row that was not written.
@@ -231,6 +256,7 @@ type left struct {
 	matches bool
 	buried  int64
 	key     string
+	twice   bool // another row of the call has the same key
 }
 
 func (m *many) run(ctx context.Context) ([]Result, error) {
@@ -243,8 +269,8 @@ func (m *many) run(ctx context.Context) ([]Result, error) {
 			return m.end(ctx, err)
 		}
 		suppressed, err := m.judge(ctx, unwritten)
-		if suppressed && !again && m.in == nil {
-			again = true // rows may have come into being between the snapshot and the locks
+		if suppressed && !again && m.in == nil && !m.options.partial {
+			again = true // nothing is written; rows may have come into being between the snapshot and the locks
 			continue
 		}
 		return m.end(ctx, err)
@@ -264,7 +290,7 @@ func (m *many) sendMany(ctx context.Context) ([]left, error) {
 		unwritten = nil
 		return l.query(ctx, m.sql, m.args, func(r row) error {
 			var x left
-			if err := r.scan(&x.n, &x.found, &x.matches, &x.buried, &x.key); err != nil {
+			if err := r.scan(&x.n, &x.found, &x.matches, &x.buried, &x.key, &x.twice); err != nil {
 				return err
 			}
 			unwritten = append(unwritten, x)
@@ -329,10 +355,15 @@ func (m *many) judge(ctx context.Context, unwritten []left) (suppressed bool, er
 	if len(unwritten) == 0 {
 		return false, nil
 	}
+	for _, x := range unwritten {
+		if x.twice {
+			return false, m.invalid("two rows have keys that are equal to the database, %s and another", m.rows[x.n-1].Key)
+		}
+	}
+	state := "held"
 	if len(unwritten) == len(m.rows) && (m.options.request != "" || m.live()) {
-		stale := slices.ContainsFunc(unwritten, func(x left) bool { return m.outcomeOf(x) == Stale })
-		done, err := m.explainWhole(ctx, stale)
-		if done || err != nil {
+		var done bool
+		if done, state, err = m.explainWhole(ctx); done || err != nil {
 			return false, err
 		}
 	}
@@ -342,6 +373,9 @@ func (m *many) judge(ctx context.Context, unwritten []left) (suppressed bool, er
 	for _, x := range unwritten {
 		i := x.n - 1
 		outcome := m.outcomeOf(x)
+		if state != "held" && (outcome == Missing || outcome == Unmatched) {
+			outcome = Suppressed // what the lease says comes first, as for a single row
+		}
 		m.results[i].Outcome = outcome
 		we := m.error(outcome, nil)
 		we.Key = m.rows[i].Key
@@ -366,9 +400,24 @@ func (m *many) judge(ctx context.Context, unwritten []left) (suppressed bool, er
 		m.results[i].Err = we
 		e.Refused = append(e.Refused, we)
 	}
-	// Rows that nothing speaks against: held back because of the others, or dropped.
+	// Rows that nothing in them speaks against: the lease is over, or they were held back because of others, or dropped.
+	var lost *WriteError
 	for _, i := range spared {
 		we := m.error(Suppressed, nil)
+		if state != "held" {
+			we = m.error(LeaseLost, nil)
+			we.Reason = state
+			if lost == nil {
+				lost = m.error(LeaseLost, nil) // one refusal, of all that the lease alone stands against
+				lost.Reason = state
+				m.gate.refuse(ctx, m.write, lost, `"(many rows)"`)
+			}
+			we.Verdict, we.CurrentHolder, we.AuditErr = lost.Verdict, lost.CurrentHolder, lost.AuditErr
+			we.Key = m.rows[i].Key
+			m.results[i].Outcome, m.results[i].Err = LeaseLost, we
+			e.Refused = append(e.Refused, we)
+			continue
+		}
 		if !m.options.partial && len(e.Refused) > 0 {
 			we = m.error(Failed, errHeldBack)
 		}
@@ -398,36 +447,32 @@ func (m *many) judge(ctx context.Context, unwritten []left) (suppressed bool, er
 
 var errHeldBack = errors.New("not written, because others of the same call were not")
 
-// explainWhole asks what may have kept the whole statement from writing: the lease is over, unless rows say so
-// themselves, or the request was applied.
-func (m *many) explainWhole(ctx context.Context, stale bool) (done bool, err error) {
+// explainWhole asks what may have kept the whole statement from writing: the request was applied, or the lease is over.
+func (m *many) explainWhole(ctx context.Context) (done bool, state string, err error) {
 	s := m.newStatement()
 	state, request := "'held'", "NULL::text"
 	if m.live() {
 		state = "fence.lease_state(" + s.arg(m.grant.name) + "::text, " + s.arg(m.grant.token) + "::text::uuid, " + s.theFence(m.grant.fence) + ")"
 	}
 	if m.options.request != "" {
-		request = "(SELECT CASE WHEN r.relation = " + m.relation() + " AND r.row_key = " + s.arg(m.digest) +
-			"::text::jsonb THEN 'this' ELSE 'another' END FROM fence.request_result(" + m.requestArgs(s) + ") r)"
+		request = "(SELECT CASE WHEN (r.kind, r.relation, r.key_hash, r.key_check) = ('update_many', " + m.relation() + ", " +
+			s.arg(m.digest[0]) + "::bigint, " + s.arg(m.digest[1]) + "::bigint) THEN 'this' ELSE 'another' END FROM fence.request_result(" + m.requestArgs(s) + ") r)"
 	}
 	s.add("SELECT ", state, ", ", request)
 	var applied *string
 	if err := m.ask(ctx, s, &state, &applied); err != nil {
-		return false, m.error(Failed, fmt.Errorf("rows were not written, and asking why failed: %w", err))
+		return false, "", m.error(Failed, fmt.Errorf("rows were not written, and asking why failed: %w", err))
 	}
 	switch {
 	case applied != nil && *applied == "this":
 		for i := range m.results {
 			m.results[i].Outcome = AlreadyApplied
 		}
-		return true, nil
-	case applied != nil && *applied != "this":
-		return false, m.error(Failed, ErrRequest)
-	case state != "held" && !stale:
-		_, err := m.refused(ctx, LeaseLost, state, 0, `"(many rows)"`)
-		return false, err
+		return true, state, nil
+	case applied != nil:
+		return false, state, m.error(Failed, ErrRequest)
 	}
-	return false, nil
+	return false, state, nil
 }
 
 // end gives every result its outcome, and tells the observer.
@@ -439,6 +484,8 @@ func (m *many) end(ctx context.Context, err error) ([]Result, error) {
 	case errors.As(err, &part):
 		outcome = part.Refused[0].Outcome
 		m.count = part.Applied
+	case err != nil && !errors.As(err, &whole): // the call was invalid, as the database alone could tell
+		return nil, err
 	case errors.As(err, &whole):
 		outcome = whole.Outcome
 		m.results = make([]Result, len(m.rows))

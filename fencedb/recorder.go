@@ -28,7 +28,8 @@ const (
 // are counted, and the count is written once a second. So a refusal is on record when it is returned, and a holder that
 // is refused in a loop costs one row and one statement a second. Nothing but a refused write ever waits for it.
 type recorder struct {
-	gate *Gate
+	gate    *Gate
+	closing sync.Once
 
 	mu      sync.Mutex
 	tracked map[refusal]*entry
@@ -38,7 +39,7 @@ type recorder struct {
 	base    base            // its own
 	hurry   bool            // there is something to write now
 	busy    bool            // run is running
-	timer   *time.Timer     // until it runs
+	timer   *time.Timer     // until it runs, if it is not running
 	done    chan struct{}   // closed when the flush that is running, or comes next, has ended
 	closed  bool
 }
@@ -54,8 +55,9 @@ type entry struct {
 	refusal
 	holder   string
 	current  int64
-	pending  int64     // refusals that are not in the audit yet
-	firstAt  time.Time // of those
+	seen     int64     // refusals, in all
+	pending  int64     // of those, not in the audit yet, nor lost
+	firstAt  time.Time // of the pending
 	lastAt   time.Time
 	recorded bool // it is in the audit, and the fields below are from there
 	err      error
@@ -78,7 +80,7 @@ var (
 // nothing about the refusal.
 func (r *recorder) refused(e *WriteError, key string) {
 	now := time.Now()
-	id := refusal{e.Table, key, storable(e.Lease), e.Fence, e.Reason}
+	id := refusal{e.Table, key, label(e.Lease, 255), e.Fence, e.Reason}
 	r.mu.Lock()
 	if r.closed {
 		r.lost++
@@ -99,9 +101,10 @@ func (r *recorder) refused(e *WriteError, key string) {
 	if known.pending == 0 {
 		known.firstAt = now
 	}
+	known.seen++
 	known.pending++
 	known.lastAt = now
-	known.holder = storable(e.Holder)
+	known.holder = label(e.Holder, 1024)
 	known.current = max(known.current, e.Current)
 	if known.recorded {
 		r.later()
@@ -228,15 +231,15 @@ func (r *recorder) start() {
 func (r *recorder) run() {
 	for stop := false; ; {
 		r.mu.Lock()
+		tell := r.hurry && r.untold > 0
 		batch := r.take()
-		if stop || len(batch) == 0 {
+		if stop || len(batch) == 0 && !tell {
 			r.rest()
 			r.mu.Unlock()
 			return
 		}
-		lost := r.untold
 		r.mu.Unlock()
-		stop = r.flush(batch, lost)
+		stop = r.flush(batch)
 	}
 }
 
@@ -246,11 +249,15 @@ func (r *recorder) rest() {
 	close(r.done)
 	r.done = nil
 	r.forget(time.Now(), forgetAfter)
+	if r.closed {
+		return
+	}
+	pending := r.untold > 0
 	for _, known := range r.tracked {
-		if known.pending > 0 && !r.closed {
-			r.later()
-			return
-		}
+		pending = pending || known.pending > 0
+	}
+	if pending {
+		r.later()
 	}
 }
 
@@ -301,9 +308,25 @@ type recordEntry struct {
 	FirstAt time.Time       `json:"first_at"`
 }
 
-// flush writes one batch. stop says that the rest should wait: the database cannot be reached.
-func (r *recorder) flush(batch []taken, lost int64) (stop bool) {
+// flush writes one batch, and how many were lost before. stop says that the rest should wait: this one did not work.
+func (r *recorder) flush(batch []taken) (stop bool) {
+	err := r.flushOnce(batch)
+	if pgerr.Answered(err) && len(batch) > 1 {
+		// One that the database will not have must not take the others along.
+		for _, k := range batch {
+			if one := r.flushOnce([]taken{k}); one == nil {
+				err = nil
+			}
+		}
+	}
+	return err != nil
+}
+
+func (r *recorder) flushOnce(batch []taken) error {
 	began := time.Now()
+	r.mu.Lock()
+	lost := r.untold
+	r.mu.Unlock()
 	entries := make([]recordEntry, len(batch))
 	for i, k := range batch {
 		entries[i] = recordEntry{
@@ -330,6 +353,9 @@ func (r *recorder) flush(batch []taken, lost int64) (stop bool) {
 		})
 	}
 
+	if pgerr.Answered(err) && len(batch) > 1 {
+		return err // flush tries them one by one
+	}
 	event := AuditEvent{Took: time.Since(began), Err: err}
 	r.mu.Lock()
 	if err == nil {
@@ -351,7 +377,7 @@ func (r *recorder) flush(batch []taken, lost int64) (stop bool) {
 			r.lost += k.times
 			r.untold += k.times
 			event.Lost += k.times
-			if !k.recorded {
+			if !k.recorded && k.pending == 0 {
 				delete(r.tracked, k.refusal) // the next of its kind waits, and is told
 			}
 		}
@@ -360,8 +386,10 @@ func (r *recorder) flush(batch []taken, lost int64) (stop bool) {
 	if event.Lost > 0 {
 		r.gate.cfg.Logger.Error("writegate: refusals could not be recorded", "refusals", event.Lost, "error", err)
 	}
-	r.gate.observe(event)
-	return err != nil
+	if len(batch) > 0 {
+		r.gate.observe(event)
+	}
+	return err
 }
 
 func (k *entry) settle(times int64) {
@@ -398,45 +426,54 @@ func (r *recorder) send(ctx context.Context, args []any, each func(row) error) e
 	}
 }
 
-// wait returns once all that was refused before is recorded or lost.
+// wait returns once all that was refused before the call is recorded or lost.
 func (r *recorder) wait(ctx context.Context) error {
-	for pause := false; ; {
-		r.mu.Lock()
-		pending := int64(0)
-		for _, known := range r.tracked {
-			pending += known.pending
+	type goal struct {
+		*entry
+		seen int64
+	}
+	r.mu.Lock()
+	var goals []goal
+	for _, known := range r.tracked {
+		goals = append(goals, goal{known, known.seen})
+	}
+	told := r.untold == 0
+	for pause := false; ; pause = true {
+		missing := int64(0)
+		for _, g := range goals {
+			missing += max(0, g.seen-(g.entry.seen-g.pending))
 		}
-		if pending == 0 && !r.busy {
+		if missing == 0 && told {
 			r.mu.Unlock()
 			return nil
 		}
+		told = true // once is enough: the number alone keeps
 		done := r.soon()
 		r.mu.Unlock()
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return fmt.Errorf("fencedb: %d refusals are not recorded yet: %w", pending, ctx.Err())
-		}
 		if pause {
 			select {
-			case <-time.After(100 * time.Millisecond): // the database cannot be reached
+			case <-time.After(100 * time.Millisecond): // it did not work, and so will not at once
 			case <-ctx.Done():
 			}
 		}
-		pause = true
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("fencedb: %d refusals are not recorded yet: %w", missing, ctx.Err())
+		}
+		r.mu.Lock()
 	}
 }
 
 // close writes what is pending, once, and closes the connection.
-func (r *recorder) close() {
+// A second call waits for the first.
+func (r *recorder) close() { r.closing.Do(r.closeOnce) }
+
+func (r *recorder) closeOnce() {
 	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		return
-	}
 	r.closed = true
-	for {
-		pending := false
+	for tell := r.untold > 0; ; tell = false {
+		pending := tell
 		for _, known := range r.tracked {
 			pending = pending || known.pending > 0
 		}
@@ -464,6 +501,15 @@ func (r *recorder) unrecorded() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.lost
+}
+
+// label is a text that people read, of at most so many bytes.
+func label(s string, limit int) string {
+	s = storable(s)
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit], "")
+	}
+	return s
 }
 
 // storable is text as PostgreSQL can store it: a label that cannot be must not cost the record of a refusal.

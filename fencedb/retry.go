@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
+
+	"github.com/writegate/writegate/internal/pgerr"
 )
 
 const (
@@ -23,7 +25,7 @@ const (
 //	})
 //
 // A repeat that finds its own first attempt is [AlreadyApplied], which is no refusal and not recorded as one. A write
-// inside a caller's transaction cannot be repeated by itself: put the whole transaction into write.
+// inside a transaction cannot be repeated by itself: put the whole transaction, or the call of [Gate.InTx], into write.
 func Retry[T any](ctx context.Context, write func(context.Context) (T, error)) (T, error) {
 	pause := firstPause
 	for attempt := 1; ; attempt++ {
@@ -43,6 +45,10 @@ func Retry[T any](ctx context.Context, write func(context.Context) (T, error)) (
 }
 
 func retryable(err error) bool {
+	switch pgerr.Code(err) {
+	case "40001", "40P01": // whoever got it, the whole transaction is gone
+		return true
+	}
 	var many *ManyError
 	if errors.As(err, &many) {
 		return many.again

@@ -94,6 +94,10 @@ type column struct {
 	Type string // quoted, without its modifier: a cast to varchar(3) would cut off where an assignment complains
 	// Always is set if the database makes the value itself: GENERATED ALWAYS AS …
 	Always bool
+	// Collation is quoted, if it is another than the type's.
+	Collation string
+	// unhashed is set if the type has no hash function; its text does for one.
+	unhashed bool
 }
 
 // TableOption changes how a table is read.
@@ -113,7 +117,10 @@ func KeyColumns(columns ...string) TableOption {
 const describeSQL = `
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
        coalesce((SELECT json_agg(json_build_object('Name', a.attname, 'OID', a.atttypid::bigint, 'Type', format('%I.%I', tn.nspname, ty.typname),
-                                 'Always', a.attgenerated <> '' OR a.attidentity = 'a') ORDER BY a.attnum)
+                                 'Always', a.attgenerated <> '' OR a.attidentity = 'a',
+                                 'Collation', (SELECT format('%I.%I', cn.nspname, co.collname)
+                                                 FROM pg_catalog.pg_collation co JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
+                                                WHERE co.oid = a.attcollation AND a.attcollation <> ty.typcollation)) ORDER BY a.attnum)
           FROM pg_catalog.pg_attribute a
           JOIN pg_catalog.pg_type ty ON ty.oid = a.atttypid
           JOIN pg_catalog.pg_namespace tn ON tn.oid = ty.typnamespace
@@ -195,7 +202,41 @@ func (g *Gate) Table(ctx context.Context, name string, options ...TableOption) (
 	if err := t.validate(ctx, s, oid, kind, persistence, registered, o); err != nil {
 		return nil, err
 	}
+	if err := t.findUnhashed(ctx, s); err != nil {
+		return nil, fmt.Errorf("fencedb: table %s: %w", t.name, err)
+	}
 	return t, nil
+}
+
+// findUnhashed marks the key columns whose types PostgreSQL has no hash function for (bit, tsvector), by trying.
+func (t *Table) findUnhashed(ctx context.Context, s link) error {
+	if !t.leases {
+		return nil
+	}
+	try := func(types []string) error {
+		var hash *int64
+		return one(ctx, s, "SELECT pg_catalog.hash_record_extended(ROW(NULL::"+strings.Join(types, ", NULL::")+"), 0)", nil, &hash)
+	}
+	var names, types []string
+	for _, key := range t.everyKey() {
+		for _, c := range key {
+			names, types = append(names, c), append(types, t.columns[c].Type)
+		}
+	}
+	if try(types) == nil {
+		return nil
+	}
+	for i, c := range names {
+		switch err := try(types[i : i+1]); {
+		case pgerr.Code(err) == "42883":
+			column := t.columns[c]
+			column.unhashed = true
+			t.columns[c] = column
+		case err != nil:
+			return err
+		}
+	}
+	return nil
 }
 
 func (t *Table) readColumns(columns, keys string) error {
@@ -300,7 +341,10 @@ func (t *Table) Strength() Strength { return t.strength }
 func (t *Table) In(tx pgx.Tx) *Table {
 	bound := *t
 	bound.in = &caller{link: pgxLink{tx, t.gate.base.text()}, tx: tx, ends: true}
-	if p, ok := tx.(*pinnedTx); ok {
+	switch p := tx.(type) {
+	case *pinnedTx:
+		bound.in.pin = &p.pin
+	case *pinnedSavepoint:
 		bound.in.pin = &p.pin
 	}
 	return &bound
@@ -319,6 +363,9 @@ func (t *Table) InSQL(conn Conn) *Table {
 	bound := *t
 	_, ends := conn.(*sql.Tx)
 	bound.in = &caller{link: sqlLink{conn}, tx: conn, ends: ends}
+	if db, ok := conn.(*sql.DB); ok {
+		bound.in.link = pooledLink{sqlBase{db: db}}
+	}
 	return &bound
 }
 

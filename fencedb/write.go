@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -41,7 +42,8 @@ func WithStrength(s Strength) WriteOption {
 
 // Where makes the write depend on a condition beside the fence: SQL in which columns are those of the row as it is, and
 // @name stands for an argument. Where it does not hold for a row that takes the fence, the outcome is [Unmatched]. The
-// text is part of the statement: never make it out of what somebody else has written.
+// text is part of the statement: never make it out of what somebody else has written. In an Upsert, where there are two
+// rows to speak of, the columns of the one that is there are written t.column.
 func Where(sql string, args ...Args) WriteOption {
 	return func(o *writeOptions) { o.set("Where"); o.where = &expression{sql, merge(args)} }
 }
@@ -263,7 +265,28 @@ func (t *Table) keyJSON(columns []string, value func(string) string) string {
 	return "pg_catalog.jsonb_build_object(" + strings.Join(parts, ", ") + ")"
 }
 
-// canonical is a value of which equal ones look the same, in every session.
+// identity are the two hashes by which tombstones and requests know a key: the same for values that are equal.
+func (w *write) identity(s *statement) string {
+	return w.table.identity(w.keyColumns, func(c string) string { return s.typed(w.table.columns[c], w.key[c]) })
+}
+
+// identity hashes a key whose columns have the values that are SQL.
+func (t *Table) identity(columns []string, value func(string) string) string {
+	var parts []string
+	for _, c := range columns {
+		column, v := t.columns[c], value(c)
+		if column.unhashed {
+			v = "(" + v + ")::pg_catalog.text"
+		} else if column.Collation != "" {
+			v = "(" + v + ") COLLATE " + column.Collation
+		}
+		parts = append(parts, v)
+	}
+	row := "ROW(" + strings.Join(parts, ", ") + ")"
+	return "pg_catalog.hash_record_extended(" + row + ", 0), pg_catalog.hash_record_extended(" + row + ", 1)"
+}
+
+// canonical is a value as the audit shows it: of the usual types equal ones look the same, in every session.
 func canonical(oid uint32, value string) string {
 	switch oid {
 	case 1184: // timestamptz
@@ -282,6 +305,14 @@ func literal(text string) string {
 		return "E'" + strings.ReplaceAll(text, `\`, `\\`) + "'"
 	}
 	return "'" + text + "'"
+}
+
+func literals(texts []string) string {
+	list := make([]string, len(texts))
+	for i, text := range texts {
+		list[i] = literal(text)
+	}
+	return strings.Join(list, ", ")
 }
 
 func (w *write) relation() string { return literal(w.table.ident) + "::pg_catalog.regclass" }
@@ -337,7 +368,8 @@ func (w *write) assemble(s *statement, keep []string, with ...string) error {
 		if w.returns != nil {
 			result = "pg_catalog.to_jsonb(w)"
 		}
-		with = append(with, "fence.request_applied("+w.requestArgs(s)+", "+w.relation()+", "+w.keyJSON(s)+", "+result+")")
+		with = append(with, "fence.request_applied("+w.requestArgs(s)+", "+literal(w.kind)+", "+w.relation()+", "+w.identity(s)+", "+
+			"ARRAY["+literals(w.returns)+"]::pg_catalog._text, "+result+")")
 	}
 	w.sql, w.args = s.String(), s.args
 	w.rows = len(with) > 0 || w.returns != nil
@@ -376,7 +408,7 @@ func (w *write) run(ctx context.Context) (Outcome, error) {
 			return w.finish(ctx, Applied, nil)
 		}
 		outcome, err := w.explain(ctx)
-		if outcome != Suppressed || again {
+		if outcome != Suppressed || again || w.kind == "exec" { // whose statement may have done something else
 			return w.finish(ctx, outcome, err)
 		}
 		// The row takes this fence now and did not then: it may have come into being, or have gone, between the two
@@ -466,24 +498,33 @@ func (w *write) failed(err error) (Outcome, error) {
 		return Failed, e
 	}
 	e := w.error(Unknown, err)
-	e.again = w.repeatable() && w.in == nil
+	e.again = w.repeatable() && w.in == nil && !errors.Is(err, errAnswersAsSelect)
 	return Unknown, e
 }
 
 // repeatable says whether the same write, sent again, is certain not to be applied twice.
 func (w *write) repeatable() bool {
-	return w.kind != "exec" && w.kind != "classify" && (w.options.rule == Once || w.options.request != "" || w.kind == "seal" || w.kind == "delete")
+	switch w.kind {
+	case "exec", "classify":
+		return false // of which nobody knows what they do
+	case "seal", "delete":
+		return true
+	case "insert":
+		return w.options.request != "" || w.options.rule == Once && w.keyColumns != nil
+	}
+	return w.options.rule == Once || w.options.request != ""
 }
 
 // finding is what became of a row that a write did not change.
 type finding struct {
-	found   *int64  // its fence
-	matches bool    // the write's own condition holds for it
-	state   string  // of the lease: "held", or as fence.lease_state says
-	buried  int64   // the fence of its tombstone
-	key     string  // as the audit shows it
-	request *string // "this" or "another" write that the request id was applied for
-	result  *string // what that returned
+	found    *int64  // its fence
+	matches  bool    // the write's own condition holds for it
+	state    string  // of the lease: "held", or as fence.lease_state says
+	buried   int64   // the fence of its tombstone
+	key      string  // as the audit shows it
+	request  *string // "this" or "another" write that the request id was applied for
+	result   *string // what that returned
+	returned *string // the columns of it, as a JSON array
 }
 
 // explain finds out why a write changed nothing. A row's fence never falls and an ended grant never comes back, so what
@@ -519,12 +560,12 @@ func (w *write) explain(ctx context.Context) (Outcome, error) {
 			return Failed, e
 		}
 		return w.alreadyApplied(ctx, f)
-	case f.state != "held":
-		return w.refused(ctx, LeaseLost, f.state, current, f.key)
 	case f.found == nil && f.buried > fence:
 		return w.refused(ctx, Stale, "stale", f.buried, f.key)
 	case f.found == nil && f.buried == fence && w.kind == "delete":
 		return AlreadyApplied, nil
+	case f.state != "held":
+		return w.refused(ctx, LeaseLost, f.state, current, f.key)
 	case f.found == nil && f.buried == fence && inserts && w.options.rule == Once:
 		e := w.error(Failed, ErrOnce)
 		e.Current = f.buried
@@ -539,6 +580,10 @@ func (w *write) explain(ctx context.Context) (Outcome, error) {
 		e := w.error(Unmatched, nil)
 		e.Current = *f.found
 		return Unmatched, e
+	case w.kind == "exec", w.kind == "classify":
+		e := w.error(Unmatched, errors.New("the row is there and takes the fence: some other condition of the statement does not hold, or a trigger has dropped the change"))
+		e.Current = current
+		return Unmatched, e
 	}
 	e := w.error(Suppressed, nil)
 	e.Current = current
@@ -548,7 +593,7 @@ func (w *write) explain(ctx context.Context) (Outcome, error) {
 // look asks for the finding, in one statement.
 func (w *write) look(ctx context.Context) (finding, error) {
 	s := w.newStatement()
-	matches, state, buried, request, result := "true", "'held'", "0::bigint", "NULL::text", "NULL::text"
+	matches, state, buried, request, result, returned := "true", "'held'", "0::bigint", "NULL::text", "NULL::text", "NULL::text"
 	if w.options.where != nil && w.kind != "insert" {
 		matches = "coalesce(" + s.fragment(*w.options.where, w.grant.fence) + ", false)"
 	}
@@ -557,17 +602,19 @@ func (w *write) look(ctx context.Context) (finding, error) {
 		state = "fence.lease_state(" + s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence) + ")"
 	}
 	if w.table.leases {
-		tombstones := []string{"fence.buried(" + w.relation() + ", " + key + ")"}
+		tombstones := []string{"fence.buried(" + w.relation() + ", " + w.identity(s) + ")"}
 		for _, columns := range w.otherKeys {
-			other := w.table.keyJSON(columns, func(c string) string { return s.typed(w.table.columns[c], w.newRow[c]) })
+			other := w.table.identity(columns, func(c string) string { return s.typed(w.table.columns[c], w.newRow[c]) })
 			tombstones = append(tombstones, "fence.buried("+w.relation()+", "+other+")")
 		}
 		buried = "CASE WHEN t." + quote(w.table.fenceCol) + " IS NULL THEN greatest(" + strings.Join(tombstones, ", ") + ") ELSE 0 END"
 	}
 	if w.options.request != "" {
 		call := "fence.request_result(" + w.requestArgs(s) + ") r"
-		request = "(SELECT CASE WHEN r.relation = " + w.relation() + " AND r.row_key = " + key + " THEN 'this' ELSE 'another' END FROM " + call + ")"
+		request = "(SELECT CASE WHEN (r.kind, r.relation, r.key_hash, r.key_check) = (" + literal(w.kind) + ", " + w.relation() + ", " + w.identity(s) +
+			") THEN 'this' ELSE 'another' END FROM " + call + ")"
 		result = "(SELECT r.result::text FROM " + call + ")"
+		returned = "(SELECT pg_catalog.array_to_json(r.returned)::text FROM " + call + ")"
 	}
 	column, from := "t."+quote(w.table.fenceCol), ""
 	if w.keyColumns == nil {
@@ -575,13 +622,13 @@ func (w *write) look(ctx context.Context) (finding, error) {
 	} else {
 		from = " FROM (SELECT) AS one LEFT JOIN " + w.table.ident + " AS t ON " + w.keyMatches(s)
 	}
-	s.add("SELECT ", column, ", ", matches, ", ", state, ", ", buried, ", ", key, "::text, ", request, ", ", result,
+	s.add("SELECT ", column, ", ", matches, ", ", state, ", ", buried, ", ", key, "::text, ", request, ", ", result, ", ", returned,
 		from, " ORDER BY 1 DESC NULLS LAST LIMIT 1")
 	var f finding
 	if s.err != nil {
 		return f, s.err
 	}
-	return f, w.ask(ctx, s, &f.found, &f.matches, &f.state, &f.buried, &f.key, &f.request, &f.result)
+	return f, w.ask(ctx, s, &f.found, &f.matches, &f.state, &f.buried, &f.key, &f.request, &f.result, &f.returned)
 }
 
 // ask reads one row of an answer, where the write was sent.
@@ -604,8 +651,14 @@ func (w *write) alreadyApplied(ctx context.Context, f finding) (Outcome, error) 
 	}
 	s := w.newStatement()
 	list := "t." + quotedList(w.returns, ", t.")
-	if f.request != nil {
-		s.add("SELECT ", list, " FROM pg_catalog.jsonb_populate_record(NULL::", w.table.ident, ", ", s.arg(f.result), "::text::jsonb) AS t")
+	if kept, err := w.keptResult(f); err != nil {
+		return AlreadyApplied, w.error(AlreadyApplied, err)
+	} else if kept {
+		var columns []string
+		for _, c := range w.returns {
+			columns = append(columns, quote(c)+" "+w.table.columns[c].Type)
+		}
+		s.add("SELECT ", list, " FROM pg_catalog.jsonb_to_record(", s.arg(f.result), "::text::jsonb) AS t (", strings.Join(columns, ", "), ")")
 	} else {
 		s.add("SELECT ", list, " FROM ", w.table.ident, " AS t WHERE ", w.keyMatches(s))
 	}
@@ -618,6 +671,26 @@ func (w *write) alreadyApplied(ctx context.Context, f finding) (Outcome, error) 
 		return AlreadyApplied, w.error(AlreadyApplied, fmt.Errorf("the row could not be read: %w", err))
 	}
 	return AlreadyApplied, nil
+}
+
+// keptResult reports whether the record of a request has what the repeat wants to read; else that is read from the row.
+func (w *write) keptResult(f finding) (bool, error) {
+	if f.request == nil {
+		return false, nil
+	}
+	var returned []string
+	if err := json.Unmarshal([]byte(*f.returned), &returned); err != nil {
+		return false, fmt.Errorf("the record of the request: %w", err)
+	}
+	for _, c := range w.returns {
+		if !slices.Contains(returned, c) {
+			if w.keyColumns == nil || w.kind == "delete" {
+				return false, fmt.Errorf("the request has been applied, and did not return column %q, which this repeat wants to read", c)
+			}
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 func quotedList(columns []string, separator string) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -111,6 +112,7 @@ func TestLockedAudit(t *testing.T) {
 	}
 	require.NoError(t, gate.Flush(ctx))
 	require.EqualValues(t, 3, gate.Unrecorded(), "the answer never came: it must not be counted twice")
+	b.await(`SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
 	_, err = session.Exec(ctx, `COMMIT`)
 	require.NoError(t, err)
 	_, err = table.Update(ctx, fencedb.Static("x", 2, "A"), order1, fencedb.Set{"v": "A"})
@@ -118,6 +120,121 @@ func TestLockedAudit(t *testing.T) {
 	require.NoError(t, e.AuditErr)
 	require.EqualValues(t, 1, query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
 	require.EqualValues(t, 3, query[int64](b, `SELECT count FROM fence.audit_loss`))
+}
+
+// None of many refusals at once goes missing from the count, and the database hears of it although nothing more is refused.
+func TestLostRefusalsAreCounted(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	gate := b.gateOf(fencedb.New(pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.MaxConns = 20 }), fencedb.Config{AuditTimeout: 300 * time.Millisecond}))
+	table, err := gate.Table(ctx, "app.orders")
+	require.NoError(t, err)
+	b.exec(`UPDATE app.orders SET last_fence = 40 WHERE id = 1`)
+	session := b.session()
+	_, err = session.Exec(ctx, `BEGIN; LOCK TABLE fence.rejection`)
+	require.NoError(t, err)
+	var wait sync.WaitGroup
+	for range 20 {
+		wait.Go(func() { _, _ = table.Update(ctx, fencedb.Static("x", 2, "A"), order1, fencedb.Set{"v": "A"}) })
+	}
+	wait.Wait()
+	require.NoError(t, gate.Flush(ctx))
+	require.EqualValues(t, 20, gate.Unrecorded())
+	b.await(`SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
+	_, err = session.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	require.NoError(t, gate.Flush(ctx))
+	require.EqualValues(t, 20, query[int64](b, `SELECT count FROM fence.audit_loss`))
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
+}
+
+// One refusal that the database will not have does not take the others of its batch along.
+func TestAuditOfOneBadRefusal(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	gate := b.gateOf(fencedb.New(pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.MaxConns = 20 }), fencedb.Config{}))
+	table, err := gate.Table(ctx, "app.orders")
+	require.NoError(t, err)
+	b.exec(`UPDATE app.orders SET last_fence = 40; ALTER TABLE fence.rejection ADD CHECK (lease_name <> 'bad')`)
+	session := b.session()
+	_, err = session.Exec(ctx, `BEGIN; LOCK TABLE fence.rejection`) // while the first is written, the others gather
+	require.NoError(t, err)
+	var wait sync.WaitGroup
+	write := func(name string, id int) {
+		wait.Go(func() {
+			_, _ = table.Update(ctx, fencedb.Static(name, 2, "A"), fencedb.Key{"id": id}, fencedb.Set{"v": "A"})
+		})
+	}
+	write("first", 1)
+	b.waitUntilBlocked()
+	for _, name := range []string{"good 1", "bad", "good 2"} {
+		write(name, 2)
+	}
+	b.await(`SELECT count(*) >= 4 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%CASE WHEN t.%'`)
+	_, err = session.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	wait.Wait()
+	require.NoError(t, gate.Flush(ctx))
+	require.Equal(t, 3, query[int](b, `SELECT count(*) FROM fence.rejection`))
+	require.EqualValues(t, 1, gate.Unrecorded())
+	_, err = table.Update(ctx, fencedb.Static(string(make([]byte, 300)), 2, "A"), order1, fencedb.Set{"v": "A"})
+	require.ErrorContains(t, err, "want at most 255")
+}
+
+// Flush waits for what was refused before it was called, and not for ever for what comes after.
+func TestFlushWhileAZombieRuns(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	b := newBed(t)
+	table := b.table()
+	b.exec(`UPDATE app.orders SET last_fence = 40`)
+	stop := make(chan struct{})
+	var wait sync.WaitGroup
+	for range 3 {
+		wait.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = table.Update(ctx, fencedb.Static("x", 2, "A"), order1, fencedb.Set{"v": "A"})
+				}
+			}
+		})
+	}
+	b.await(`SELECT EXISTS (SELECT 1 FROM fence.rejection)`)
+	for range 5 {
+		require.NoError(t, b.gate.Flush(ctx))
+	}
+	close(stop)
+	wait.Wait()
+}
+
+// An application's role cannot bury rows or record requests of tables on which it has no rights. (C31)
+func TestRolesCannotForgeTombstones(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	role := "wg_" + b.cfg.Database
+	b.exec(strings.ReplaceAll(readmeGrants(t), "app_role", role) + `; CREATE TABLE app.secret (id int PRIMARY KEY); SELECT fence.protect('app.secret');
+		GRANT USAGE ON SCHEMA app TO ` + role + `; GRANT SELECT, UPDATE ON app.orders TO ` + role + `; GRANT ` + role + ` TO CURRENT_USER`)
+	t.Cleanup(func() { b.exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role) })
+	for _, how := range []string{"SESSION AUTHORIZATION", "ROLE"} {
+		conn := b.session()
+		_, err := conn.Exec(ctx, `SET `+how+` `+role)
+		require.NoError(t, err)
+		for forged, code := range map[string]string{
+			`SELECT fence.bury('app.secret', 1, 2, '{"id": 1}', 9223372036854775807, 'evil')`:      "42501",
+			`SELECT fence.bury('app.orders', 1, 2, '{"id": 1}', 9223372036854775807, 'evil')`:      "42501", // it may update, not delete
+			`SELECT fence.request_applied('x', 2, 'r', 'update', 'app.secret', 1, 2, '{}', NULL)`:  "42501",
+			`SELECT fence.request_applied('x', 2, 'r', 'update', 'fence.lease', 1, 2, '{}', NULL)`: "42501",
+			`SELECT fence.prune()`: "42501", `SELECT fence.may('app.orders', 'UPDATE')`: "42501",
+		} {
+			_, err := conn.Exec(ctx, forged)
+			require.ErrorContains(t, err, code, forged)
+		}
+		_, err = conn.Exec(ctx, `SELECT fence.request_applied('x', 2, '`+how+`', 'update', 'app.orders', 1, 2, '{}', NULL)`)
+		require.NoError(t, err, "its own it may")
+	}
 }
 
 // Where the database cannot be reached for the audit, the refusal waits and is recorded when it can: nothing was sent, so

@@ -153,6 +153,98 @@ func TestRetryDoesNotApplyTwice(t *testing.T) {
 	}
 }
 
+// An insert whose key the database makes has nothing to find its first attempt by.
+func TestRetryDoesNotInsertTwice(t *testing.T) {
+	ctx := context.Background()
+	b, _ := newThings(t)
+	b.exec(`CREATE TABLE app.made (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); SELECT fence.protect('app.made')`)
+	l := newLink(b, pgtest.Shared(t))
+	gate, _, _ := linkedThings(b, l)
+	for _, options := range [][]fencedb.WriteOption{nil, {fencedb.WithRequestID("r")}} {
+		b.exec(`TRUNCATE app.made`)
+		table, err := gate.Table(ctx, "app.made") // which opens a connection
+		require.NoError(t, err)
+		calls := 0
+		_, err = fencedb.Retry(ctx, func(ctx context.Context) (fencedb.Outcome, error) {
+			if calls++; calls > 1 {
+				return table.Insert(ctx, fencedb.Static("x", 34, "A"), fencedb.Set{"v": "A"}, options...)
+			}
+			l.loseReplies()
+			defer l.mend()
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			go func() {
+				b.await(`SELECT EXISTS (SELECT 1 FROM app.made)`)
+				cancel()
+			}()
+			return table.Insert(ctx, fencedb.Static("x", 34, "A"), fencedb.Set{"v": "A"}, options...)
+		})
+		if options == nil {
+			require.ErrorIs(t, err, fencedb.ErrUnknown)
+			require.Equal(t, 1, calls)
+		} else {
+			require.NoError(t, err)
+			require.Equal(t, 2, calls)
+		}
+		require.Equal(t, 1, query[int](b, `SELECT count(*) FROM app.made`))
+	}
+}
+
+// A whole transaction that lost against another is tried again; one that failed for a reason of its own is not. (C14)
+func TestRetryOfATransaction(t *testing.T) {
+	ctx := context.Background()
+	b, table := newThings(t)
+	lease := b.acquire(b.client(leasedb.Config{}), "x")
+	for code, again := range map[string]bool{"40001": true, "40P01": true, "23505": false} {
+		calls := 0
+		_, err := fencedb.Retry(ctx, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+				if calls++; calls > 1 {
+					return nil
+				}
+				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'made up' USING ERRCODE = '`+code+`'; END $$`)
+				return err
+			})
+		})
+		if again {
+			require.NoError(t, err)
+			require.Equal(t, 2, calls)
+		} else {
+			require.ErrorContains(t, err, code)
+			require.Equal(t, 1, calls)
+		}
+	}
+	calls := 0
+	_, err := fencedb.Retry(ctx, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+			calls++
+			_, _ = tx.Exec(ctx, `SELECT 1 / 0`)
+			return nil
+		})
+	})
+	require.ErrorContains(t, err, "a statement in it had failed")
+	require.Equal(t, 1, calls)
+
+	// A savepoint within is as pinned as the transaction, and a COMMIT of one's own is found out.
+	require.NoError(t, b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := table.In(tx).Update(ctx, lease, key(10), fencedb.Set{"v": "A"}, fencedb.WithStrength(fencedb.InTx))
+				return err
+			})
+		})
+	}))
+	for _, result := range []error{nil, context.Canceled} {
+		err := b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `COMMIT`)
+			require.NoError(t, err)
+			return result
+		})
+		require.ErrorIs(t, err, fencedb.ErrUnknown)
+		require.ErrorContains(t, err, "by a statement of its own")
+	}
+}
+
 // A request that never arrived is unknown as well, and the retry applies it. (C03 b)
 func TestRetryAppliesWhatNeverArrived(t *testing.T) {
 	ctx := context.Background()

@@ -195,8 +195,10 @@ func FuzzNamesAndValues(f *testing.F) {
 		storable := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 		good := storable(key) && storable(value)
 		k := fencedb.Key{"id": key}
-		lease := fencedb.Doubled(fencedb.Static("lease "+key, 8, value))
-		older := fencedb.Doubled(fencedb.Static("lease "+key, 6, value))
+		held := func(fence int64) fencedb.Lease {
+			return fencedb.Doubled(fencedb.Static("lease "+key[:min(len(key), 200)], fence, value))
+		}
+		lease, older := held(8), held(6)
 		check := func(outcome fencedb.Outcome, err error) {
 			t.Helper()
 			if good {
@@ -223,11 +225,11 @@ func FuzzNamesAndValues(f *testing.F) {
 		require.ErrorAs(t, err, &e)
 		require.ErrorIs(t, err, fencedb.ErrStale)
 		require.NoError(t, e.AuditErr)
-		newest := fencedb.Doubled(fencedb.Static("lease "+key, 9, value))
+		newest := held(9)
 		results, err := table.UpdateMany(ctx, newest, []fencedb.Row{{Key: k, Set: fencedb.Set{column: value, "note": nil}}})
 		require.NoError(t, err)
 		require.Equal(t, fencedb.Applied, results[0].Outcome)
-		check(table.Delete(ctx, fencedb.Doubled(fencedb.Static("lease "+key, 10, value)), k, fencedb.Returning(&back, column)))
+		check(table.Delete(ctx, held(10), k, fencedb.Returning(&back, column)))
 		require.Equal(t, value, back)
 		_, err = table.Insert(ctx, newest, fencedb.Set{"id": key})
 		require.ErrorIs(t, err, fencedb.ErrStale)

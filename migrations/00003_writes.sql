@@ -1,15 +1,19 @@
 -- What writes other than updates need: floors under deleted rows, requests that were applied, pinned transactions.
 
 -- +goose Up
--- A deleted row takes its fence along. Its tombstone keeps it: nobody below that fence brings the row back.
+-- A deleted row takes its fence along. Its tombstone keeps it: nobody below that fence brings the row back. A row is known
+-- by two hashes of its key (hash_record_extended with seeds 0 and 1), which are the same for values that are equal, as
+-- their types have it, whatever they look like: 1.0 and 1.00, two spellings of an instant, letters that a collation does
+-- not tell apart. row_key is for people.
 CREATE TABLE fence.tombstone (
     relation   regclass    NOT NULL,
-    key_hash   bytea       NOT NULL,
+    key_hash   bigint      NOT NULL,
+    key_check  bigint      NOT NULL,
     row_key    jsonb       NOT NULL,
     fence      bigint      NOT NULL,
     lease_name text COLLATE "C" NOT NULL,
     deleted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (relation, key_hash),
+    PRIMARY KEY (relation, key_hash, key_check),
     CONSTRAINT tombstone_fence_is_positive CHECK (fence > 0)
 );
 CREATE INDEX tombstone_deleted_at_idx ON fence.tombstone (deleted_at);
@@ -20,15 +24,18 @@ CREATE TABLE fence.request (
     fence      bigint      NOT NULL,
     lease_name text COLLATE "C" NOT NULL,
     id         text COLLATE "C" NOT NULL,
+    kind       text        NOT NULL,
     relation   regclass    NOT NULL,
-    row_key    jsonb       NOT NULL,
+    key_hash   bigint      NOT NULL,
+    key_check  bigint      NOT NULL,
+    returned   text[]      NOT NULL,
     result     jsonb,
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (fence, lease_name, id),
     CONSTRAINT request_id_length CHECK (octet_length(id) BETWEEN 1 AND 255)
 );
 CREATE INDEX request_applied_at_idx ON fence.request (applied_at);
-COMMENT ON TABLE fence.request IS 'writes with a request id that were applied, and what they returned; see fence.prune()';
+COMMENT ON TABLE fence.request IS 'writes with a request id that were applied, and the columns that they returned; see fence.prune()';
 
 -- Refusals of which only the number is known: the audit could not be written when they happened.
 CREATE TABLE fence.audit_loss (
@@ -43,10 +50,10 @@ COMMENT ON TABLE fence.audit_loss IS 'refusals that could not be recorded in fen
 
 -- fence.floor returns the fence under which the row with this key was last deleted, 0 if it never was, and keeps
 -- everybody else who asks waiting until the calling transaction ends. An insert must be above it; a delete takes it
--- before it looks for the row. Reading fence.tombstone in the insert's own snapshot would miss a delete that commits
+-- once it has locked the row. Reading fence.tombstone in the insert's own snapshot would miss a delete that commits
 -- while the insert waits for it.
 -- +goose StatementBegin
-CREATE FUNCTION fence.floor(relation regclass, row_key jsonb) RETURNS bigint
+CREATE FUNCTION fence.floor(relation regclass, key_hash bigint, key_check bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
@@ -54,35 +61,55 @@ BEGIN
         RAISE EXCEPTION 'isolation level %: inserts and deletes of protected rows need READ COMMITTED', current_setting('transaction_isolation')
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED.';
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended(floor.row_key::text, floor.relation::oid::bigint));
+    PERFORM pg_advisory_xact_lock(hashint8extended(floor.key_hash, floor.relation::oid::bigint));
     -- A statement of its own, so that it sees what was committed by whoever held the lock.
-    RETURN fence.buried(floor.relation, floor.row_key);
+    RETURN fence.buried(floor.relation, floor.key_hash, floor.key_check);
 END $$;
 -- +goose StatementEnd
 
 -- fence.buried is fence.floor without the lock: it explains, and decides nothing.
 -- +goose StatementBegin
-CREATE FUNCTION fence.buried(relation regclass, row_key jsonb) RETURNS bigint
+CREATE FUNCTION fence.buried(relation regclass, key_hash bigint, key_check bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_fence bigint;
 BEGIN
     SELECT t.fence INTO v_fence FROM fence.tombstone t
-     WHERE t.relation = buried.relation AND t.key_hash = sha256(convert_to(buried.row_key::text, 'UTF8'));
+     WHERE t.relation = buried.relation AND t.key_hash = buried.key_hash AND t.key_check = buried.key_check;
     RETURN coalesce(v_fence, 0);
+END $$;
+-- +goose StatementEnd
+
+-- fence.may raises 42501 unless the role that calls the calling function has one of these rights on a protected table.
+-- Of a function that runs with its owner's rights, session_user and the setting role tell who calls it.
+-- +goose StatementBegin
+CREATE FUNCTION fence.may(relation regclass, privileges text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_role name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+BEGIN
+    IF NOT has_table_privilege(v_role, may.relation, may.privileges) THEN
+        RAISE EXCEPTION 'permission denied for table %', may.relation USING ERRCODE = '42501',
+            DETAIL = format('Role %I has none of these rights on it: %s.', v_role, may.privileges);
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM fence.protected_table p WHERE p.relation = may.relation) THEN
+        RAISE EXCEPTION 'table % is not protected', may.relation USING ERRCODE = '42501';
+    END IF;
 END $$;
 -- +goose StatementEnd
 
 -- fence.bury leaves a tombstone. Call it in the statement that deletes the row, which has asked fence.floor first.
 -- +goose StatementBegin
-CREATE FUNCTION fence.bury(relation regclass, row_key jsonb, fence bigint, lease_name text) RETURNS boolean
+CREATE FUNCTION fence.bury(relation regclass, key_hash bigint, key_check bigint, row_key jsonb, fence bigint, lease_name text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO fence.tombstone AS t (relation, key_hash, row_key, fence, lease_name)
-    VALUES (bury.relation, sha256(convert_to(bury.row_key::text, 'UTF8')), bury.row_key, bury.fence, bury.lease_name)
-    ON CONFLICT (relation, key_hash) DO UPDATE
+    PERFORM fence.may(bury.relation, 'DELETE');
+    INSERT INTO fence.tombstone AS t (relation, key_hash, key_check, row_key, fence, lease_name)
+    VALUES (bury.relation, bury.key_hash, bury.key_check, bury.row_key, bury.fence, bury.lease_name)
+    ON CONFLICT (relation, key_hash, key_check) DO UPDATE
        SET lease_name = CASE WHEN excluded.fence >= t.fence THEN excluded.lease_name ELSE t.lease_name END,
            fence = greatest(t.fence, excluded.fence), deleted_at = excluded.deleted_at;
     RETURN true;
@@ -113,14 +140,17 @@ END $$;
 -- fence.request_applied puts a request on record. Call it in the statement that applies it.
 -- +goose StatementBegin
 CREATE FUNCTION fence.request_applied(
-    lease_name text, fence bigint, id text, relation regclass, row_key jsonb, result jsonb
+    lease_name text, fence bigint, id text, kind text, relation regclass, key_hash bigint, key_check bigint,
+    returned text[], result jsonb
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO fence.request (fence, lease_name, id, relation, row_key, result)
-    VALUES (request_applied.fence, request_applied.lease_name, request_applied.id, request_applied.relation,
-            request_applied.row_key, request_applied.result);
+    PERFORM fence.may(request_applied.relation, 'INSERT, UPDATE, DELETE');
+    INSERT INTO fence.request (fence, lease_name, id, kind, relation, key_hash, key_check, returned, result)
+    VALUES (request_applied.fence, request_applied.lease_name, request_applied.id, request_applied.kind,
+            request_applied.relation, request_applied.key_hash, request_applied.key_check, request_applied.returned,
+            request_applied.result);
     RETURN true;
 END $$;
 -- +goose StatementEnd
@@ -128,11 +158,11 @@ END $$;
 -- fence.request_result returns what was kept of a request that was applied; no row if it was not.
 -- +goose StatementBegin
 CREATE FUNCTION fence.request_result(lease_name text, fence bigint, id text)
-RETURNS TABLE (relation regclass, row_key jsonb, result jsonb)
+RETURNS TABLE (kind text, relation regclass, key_hash bigint, key_check bigint, returned text[], result jsonb)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY SELECT r.relation, r.row_key, r.result FROM fence.request r
+    RETURN QUERY SELECT r.kind, r.relation, r.key_hash, r.key_check, r.returned, r.result FROM fence.request r
      WHERE r.fence = request_result.fence AND r.lease_name = request_result.lease_name AND r.id = request_result.id;
 END $$;
 -- +goose StatementEnd
@@ -263,11 +293,12 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 3 $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION
-    fence.floor(regclass, jsonb),
-    fence.buried(regclass, jsonb),
-    fence.bury(regclass, jsonb, bigint, text),
+    fence.floor(regclass, bigint, bigint),
+    fence.buried(regclass, bigint, bigint),
+    fence.may(regclass, text),
+    fence.bury(regclass, bigint, bigint, jsonb, bigint, text),
     fence.request_is_new(text, bigint, text),
-    fence.request_applied(text, bigint, text, regclass, jsonb, jsonb),
+    fence.request_applied(text, bigint, text, text, regclass, bigint, bigint, text[], jsonb),
     fence.request_result(text, bigint, text),
     fence.pin(text, uuid, bigint),
     fence.transaction_fate(xid8, text),
@@ -306,11 +337,12 @@ DROP FUNCTION fence.record_rejections(jsonb, bigint);
 DROP FUNCTION fence.transaction_fate(xid8, text);
 DROP FUNCTION fence.pin(text, uuid, bigint);
 DROP FUNCTION fence.request_result(text, bigint, text);
-DROP FUNCTION fence.request_applied(text, bigint, text, regclass, jsonb, jsonb);
+DROP FUNCTION fence.request_applied(text, bigint, text, text, regclass, bigint, bigint, text[], jsonb);
 DROP FUNCTION fence.request_is_new(text, bigint, text);
-DROP FUNCTION fence.bury(regclass, jsonb, bigint, text);
-DROP FUNCTION fence.floor(regclass, jsonb);
-DROP FUNCTION fence.buried(regclass, jsonb);
+DROP FUNCTION fence.bury(regclass, bigint, bigint, jsonb, bigint, text);
+DROP FUNCTION fence.may(regclass, text);
+DROP FUNCTION fence.floor(regclass, bigint, bigint);
+DROP FUNCTION fence.buried(regclass, bigint, bigint);
 DROP TABLE fence.audit_loss;
 DROP TABLE fence.request;
 DROP TABLE fence.tombstone;

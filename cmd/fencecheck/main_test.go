@@ -118,7 +118,7 @@ func TestMigrateDownRefusesWhileFencesAreHeld(t *testing.T) {
 	refuses(3)
 
 	// Without a row that holds one: a tombstone does.
-	pgtest.Exec(t, cfg, `DELETE FROM "Odd name"; SELECT fence.bury('"Odd name"', '{"id": 2}', 8, 'x')`)
+	pgtest.Exec(t, cfg, `DELETE FROM "Odd name"; SELECT fence.bury('"Odd name"', 1, 2, '{"id": 2}', 8, 'x')`)
 	refuses(3)
 	r := fencecheck("migrate", "down", db)
 	require.Equal(t, exitCannotCheck, r.code)

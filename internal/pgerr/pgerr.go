@@ -4,6 +4,7 @@ package pgerr
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -45,6 +46,8 @@ func LockTimeout(err error) bool {
 	return Code(err) == "55P03"
 }
 
+var fenceFunction = regexp.MustCompile(`function (live|lease_state|pin|floor|buried|bury|request_\w+|transaction_fate)$`)
+
 // NoSuchFunction reports whether err may come from calling a function of schema fence: those of a protected write's own
 // table are told by other codes.
 func NoSuchFunction(err error) bool {
@@ -52,12 +55,14 @@ func NoSuchFunction(err error) bool {
 	if !errors.As(err, &pgErr) {
 		return false
 	}
+	// The message is all that tells whose it is; where it is in another language, only the explanation is missing.
 	switch pgErr.Code {
-	case "3F000", "42883":
-		return true
-	case "42501": // the message is all that tells which right is missing
-		return strings.Contains(pgErr.Message, "schema fence") || strings.Contains(pgErr.Message, "function live") ||
-			strings.Contains(pgErr.Message, "function lease_state")
+	case "3F000":
+		return strings.Contains(pgErr.Message, `"fence"`)
+	case "42883":
+		return strings.Contains(pgErr.Message, "function fence.")
+	case "42501":
+		return strings.Contains(pgErr.Message, "schema fence") || fenceFunction.MatchString(pgErr.Message)
 	}
 	return false
 }
@@ -68,7 +73,15 @@ func NoSuchFunction(err error) bool {
 func Answered(err error) bool {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {
-		return pgErr.Severity != "FATAL" && pgErr.Severity != "PANIC"
+		severity := pgErr.SeverityUnlocalized // lc_messages translates the other
+		if severity == "" {
+			severity = pgErr.Severity
+		}
+		switch pgErr.Code {
+		case "57P01", "57P02", "57P03":
+			return false
+		}
+		return severity != "FATAL" && severity != "PANIC"
 	}
 	// Of another driver's error the code is all there is to go by.
 	code := Code(err)
@@ -91,6 +104,10 @@ func Again(err error) bool {
 	switch Code(err) {
 	case "40001", "40P01", "55P03":
 		return true
+	}
+	var undone rolledBack
+	if errors.As(err, &undone) {
+		return undone.lost
 	}
 	return NotSent(err)
 }
@@ -125,17 +142,25 @@ func BeforeSending(err error) error { return notSent{err} }
 // BeforeCommit marks an error of a statement in a transaction of our own, after which there is no commit: whether it
 // was answered or not, nothing is written. The server's own answers are marked enough.
 func BeforeCommit(err error) error {
-	if Answered(err) {
+	var undone rolledBack
+	if Answered(err) || errors.As(err, &undone) {
 		return err
 	}
-	return RolledBack(err)
+	return LostAndRolledBack(err)
 }
 
-// RolledBack marks an error of a transaction that is certain not to have been committed.
-func RolledBack(err error) error { return rolledBack{err} }
+// RolledBack marks an error that the server did not send, of what is certain not to have been carried out, and would fare
+// no better if it were tried again.
+func RolledBack(err error) error { return rolledBack{err, false} }
+
+// LostAndRolledBack marks the error of a connection that was lost before what was under way on it could be committed.
+func LostAndRolledBack(err error) error { return rolledBack{err, true} }
 
 // rolledBack is not notSent: the statement may well have been run, and must not be repeated without the caller's knowing.
-type rolledBack struct{ error }
+type rolledBack struct {
+	error
+	lost bool
+}
 
 func (e rolledBack) Unwrap() error { return e.error }
 
