@@ -10,15 +10,17 @@ import (
 // Outcome is what became of a protected write.
 type Outcome int
 
-// The outcomes. Applied and AlreadyApplied come with a nil error, the others with a [WriteError].
+// The outcomes. Applied and AlreadyApplied come with a nil error (or, if what [Returning] was to read could not be read, with a
+// [WriteError] that says so), the others with a [WriteError].
 const (
 	// Failed: the database refused the statement for a reason of its own, or it was never sent. Nothing was written;
 	// the error says why.
 	Failed Outcome = iota
 	// Applied: the row now holds what was written, and this fence.
 	Applied
-	// AlreadyApplied: under rule once this grant has written this row before. A repeat of a write whose answer was
-	// lost ends here. It is no rejection.
+	// AlreadyApplied: under rule once this grant has written this row before, or the request has been applied. A repeat of
+	// a write whose answer was lost ends here, and so does another write of the same row: use rule term, or request ids,
+	// where a grant has several. It is no rejection.
 	AlreadyApplied
 	// Stale: the row has seen a newer fence. This holder has been superseded.
 	Stale
@@ -26,7 +28,8 @@ const (
 	LeaseLost
 	// Missing: there is no such row, or a row security policy hides it.
 	Missing
-	// Unmatched: the row is there and would take this fence, but the write's own condition ([Where]) does not hold.
+	// Unmatched: the row is there and would take this fence, but the write's own condition ([Where], or one in SQL of the
+	// caller's) does not hold.
 	Unmatched
 	// Suppressed: the row would have taken this fence, and yet the statement changed nothing: a trigger or a rule of
 	// the table drops updates without an error.
