@@ -105,7 +105,9 @@ func (g *Gate) inTx(ctx context.Context, lease Lease, work func(context.Context,
 	return err
 }
 
-const pinSQL = `SELECT p.state, (extract(epoch FROM p.remaining) * 1000)::bigint, p.transaction::text, p.timeline
+// Entered as well, so that guards stamp whatever the work sends.
+const pinSQL = `SELECT p.state, (extract(epoch FROM p.remaining) * 1000)::bigint, p.transaction::text, p.timeline,
+       CASE WHEN p.state = 'held' THEN fence.live_entered($1::text, $2::text::uuid, $3::bigint) ELSE false END
   FROM fence.pin($1::text, $2::text::uuid, $3::bigint) p`
 
 // pinnedTo is what the database says of a pin.
@@ -114,6 +116,7 @@ type pinnedTo struct {
 	remaining *int64 // milliseconds
 	xid       *string
 	timeline  *string
+	entered   bool
 }
 
 func (w *write) inPinned(ctx context.Context, work func(context.Context, transaction, pin) error) (Outcome, error) {
@@ -122,6 +125,9 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 		return w.failedUncommitted(err)
 	}
 	defer s.release()
+	if at.state == "held" && !at.entered {
+		at.state = "expired" // between one look and the next
+	}
 	if at.state != "held" {
 		w.rollback(ctx, tx)
 		return w.refused(ctx, LeaseLost, at.state, 0, `"(a transaction)"`)
@@ -176,7 +182,7 @@ func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at 
 		}
 		if tx, err = s.begin(ctx); err == nil {
 			sent = time.Now()
-			err = one(ctx, tx, pinSQL, []any{w.grant.name, w.grant.token, w.grant.fence}, &at.state, &at.remaining, &at.xid, &at.timeline)
+			err = one(ctx, tx, pinSQL, []any{w.grant.name, w.grant.token, w.grant.fence}, &at.state, &at.remaining, &at.xid, &at.timeline, &at.entered)
 			if err == nil {
 				return s, tx, at, sent, nil
 			}

@@ -80,6 +80,7 @@ type Table struct {
 	fenceCol string
 	rule     Rule
 	strength Strength
+	guarded  bool // a guard looks at its writes
 	leases   bool // schema fence is in this database: there are leases to be Live, and an audit
 	columns  map[string]column
 	names    []string   // of the columns, in the table's order
@@ -144,7 +145,7 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
  WHERE c.oid = pg_catalog.to_regclass($1::text)`
 
 const registeredSQL = `
-SELECT p.fence_column::text, p.rule, p.strength FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
+SELECT p.fence_column::text, p.rule, p.strength, p.guard <> 'off' FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
 
 const columnSQL = `
 SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
@@ -152,7 +153,7 @@ SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
  WHERE a.attrelid = $1::bigint::oid AND a.attname = $2::text AND a.attnum > 0 AND NOT a.attisdropped`
 
 // oldestSchema is the first version of schema fence that has what the gate calls.
-const oldestSchema = 3
+const oldestSchema = 4
 
 // Table reads what there is to know about a table, once, and refuses one that cannot be written safely: not a table,
 // without a fence column (bigint NOT NULL), without a key ([KeyColumns] helps), or, where schema fence is in this
@@ -268,7 +269,7 @@ func (t *Table) readRegister(ctx context.Context, s link, oid int64) (bool, erro
 		return false, err
 	}
 	var rule, strength string
-	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength)
+	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength, &t.guarded)
 	if errors.Is(err, errNoRow) {
 		return false, nil
 	}

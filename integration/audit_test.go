@@ -160,9 +160,11 @@ func TestAuditOfOneBadRefusal(t *testing.T) {
 	_, err = session.Exec(ctx, `BEGIN; LOCK TABLE fence.rejection`) // while the first is written, the others gather
 	require.NoError(t, err)
 	var wait sync.WaitGroup
-	write := func(name string, id int) {
+	write := func(name string, id int) { // each in a transaction of its own, so that the server shows how far it is
+		tx, err := b.session().Begin(ctx)
+		require.NoError(t, err)
 		wait.Go(func() {
-			_, _ = table.Update(ctx, fencedb.Static(name, 2, "A"), fencedb.Key{"id": id}, fencedb.Set{"v": "A"})
+			_, _ = table.In(tx).Update(ctx, fencedb.Static(name, 2, "A"), fencedb.Key{"id": id}, fencedb.Set{"v": "A"})
 		})
 	}
 	write("first", 1)
@@ -170,7 +172,7 @@ func TestAuditOfOneBadRefusal(t *testing.T) {
 	for _, name := range []string{"good 1", "bad", "good 2"} {
 		write(name, 2)
 	}
-	b.await(`SELECT count(*) >= 4 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%CASE WHEN t.%'`)
+	b.await(`SELECT count(*) = 4 FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%CASE WHEN t.%'`)
 	_, err = session.Exec(ctx, `COMMIT`)
 	require.NoError(t, err)
 	wait.Wait()

@@ -115,7 +115,7 @@ func TestServersThatCannotServe(t *testing.T) {
 		require.NoError(t, err)
 		_, err = b.gate.Table(ctx, "app.orders")
 		require.ErrorIs(t, err, fencedb.ErrSchema)
-		require.ErrorContains(t, err, "at version 1, this program needs 3: run `fencecheck migrate up`")
+		require.ErrorContains(t, err, "at version 1, this program needs 4: run `fencecheck migrate up`")
 		// The leases need no more than that version has.
 		b.acquire(b.client(leasedb.Config{}), "x")
 	})

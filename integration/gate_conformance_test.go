@@ -186,20 +186,32 @@ var forms = map[string]func(ctx context.Context, table *fencedb.Table, gate *fen
 // One suite for every way to the database, strength and rule.
 func TestGateConformance(t *testing.T) {
 	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) { conformInEveryWay(t, w, "") })
+	}
+}
+
+// And the same where a guard looks on, which lets all that is the gate's pass.
+func TestGateConformanceUnderAGuard(t *testing.T) {
+	for _, w := range []way{ways[0], ways[4], ways[len(ways)-1]} {
 		t.Run(w.name, func(t *testing.T) {
-			b := newBed(t)
-			b.exec(thingsSQL)
-			gate := w.open(b)
-			for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live, fencedb.InTx} {
-				for _, rule := range bothRules {
-					t.Run(fmt.Sprintf("%s/%s", strength, rule), func(t *testing.T) {
-						b.t = t
-						b.exec(`TRUNCATE app.things; DELETE FROM fence.rejection; DELETE FROM fence.tombstone; DELETE FROM fence.request`)
-						conform(&trial{b, gate, w, rule, strength})
-					})
-				}
-			}
+			conformInEveryWay(t, w, `SELECT fence.protect('app.things', guard => 'enforce', unfenced => 'allow')`)
 		})
+	}
+}
+
+func conformInEveryWay(t *testing.T, w way, further string) {
+	t.Helper()
+	b := newBed(t)
+	b.exec(thingsSQL + "; " + further)
+	gate := w.open(b)
+	for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live, fencedb.InTx} {
+		for _, rule := range bothRules {
+			t.Run(fmt.Sprintf("%s/%s", strength, rule), func(t *testing.T) {
+				b.t = t
+				b.exec(`DELETE FROM app.things; DELETE FROM fence.rejection; DELETE FROM fence.tombstone; DELETE FROM fence.request`)
+				conform(&trial{b, gate, w, rule, strength})
+			})
+		}
 	}
 }
 

@@ -292,7 +292,7 @@ func TestBadCalls(t *testing.T) {
 		{"a demo on an unreachable server", []string{"demo", "--database-url", "postgres://me:" + secret + "@127.0.0.1:1/db"}, exitCannotCheck, "127.0.0.1:1"},
 		{"a database that is not there", []string{"leases", "--database-url", pgtest.Shared(t).URL("nonesuch")}, exitCannotCheck, "nonesuch"},
 		{"no schema", []string{"leases", "--database-url", url(t, pgtest.NewEmpty(t))}, exitCannotCheck, "fencecheck migrate up"},
-		{"an older schema", []string{"rejections", "--database-url", url(t, older)}, exitCannotCheck, "at version 1, this program needs 2"},
+		{"an older schema", []string{"rejections", "--database-url", url(t, older)}, exitCannotCheck, "at version 1, this program needs 4"},
 		{"a newer schema", []string{"rejections", "--database-url", url(t, newer)}, exitCannotCheck, "update the program"},
 		{"no audit table", []string{"rejections", "--database-url", url(t, noAudit)}, exitCannotCheck, "fence.rejection"},
 		{"migrating a read-only server", []string{"migrate", "up", "--database-url", url(t, readOnly)}, exitCannotCheck, "25006"},
@@ -336,7 +336,7 @@ func TestReadingNeedsSelectAlone(t *testing.T) {
 func TestVersion(t *testing.T) {
 	r := fencecheck("version")
 	require.Equal(t, exitClean, r.code)
-	require.Contains(t, r.stdout, "schema 3")
+	require.Contains(t, r.stdout, "schema 4")
 	var v versionInfo
 	r = fencecheck("version", "--output", "json")
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))

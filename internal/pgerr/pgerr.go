@@ -16,6 +16,8 @@ const (
 	Isolation     = "WG002" // the function needs READ COMMITTED
 	CannotProtect = "WG003"
 	FencesHeld    = "WG004" // the schema cannot go while protected tables hold fences
+	LeaseOver     = "WG005" // fence.enter: the lease is not this grant's any more
+	// Of guards: WG006 stale, WG007 the row's fence would fall, WG008 unfenced, WG009 unproven, WG010 TRUNCATE.
 )
 
 // Code returns the SQLSTATE in err, "" if it has none.
@@ -46,7 +48,7 @@ func LockTimeout(err error) bool {
 	return Code(err) == "55P03"
 }
 
-var fenceFunction = regexp.MustCompile(`function (live|lease_state|pin|floor|buried|bury|request_\w+|transaction_fate)$`)
+var fenceFunction = regexp.MustCompile(`function (live|live_entered|enter|lease_state|pin|floor|buried|bury|request_\w+|transaction_fate)$`)
 
 // NoSuchFunction reports whether err may come from calling a function of schema fence: those of a protected write's own
 // table are told by other codes.
@@ -189,7 +191,7 @@ func Refused(err error) bool {
 }
 
 // SchemaVersion is the newest version of schema fence that this program knows; a test compares it with the migrations.
-const SchemaVersion = 3
+const SchemaVersion = 4
 
 // CheckSchema returns an error that says what to do unless found, the schema's version, is one that a program can work
 // with: from the oldest that has what it calls, to one version after the newest that it knows.

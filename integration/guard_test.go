@@ -1,0 +1,291 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/writegate/writegate/fencedb"
+	"github.com/writegate/writegate/leasedb"
+)
+
+// guarded is a bed whose table has a guard.
+func guarded(t *testing.T, how string) *bed {
+	t.Helper()
+	b := newBed(t)
+	b.exec(`SELECT fence.protect('app.orders', ` + how + `)`)
+	return b
+}
+
+// refusedWith runs sql on a connection of its own and expects it to be refused with the SQLSTATE.
+func (b *bed) refusedWith(code, sql string) *pgconn.PgError {
+	b.t.Helper()
+	_, err := b.session().Exec(context.Background(), sql)
+	var e *pgconn.PgError
+	require.ErrorAs(b.t, err, &e, sql)
+	require.Equal(b.t, code, e.Code, "%s: %v", sql, err)
+	require.NotEmpty(b.t, e.Hint)
+	return e
+}
+
+const fenceOf1 = `SELECT last_fence FROM app.orders WHERE id = 1`
+
+// Whatever goes around the gate, no row's fence falls, and none is forgotten. (C16, C17)
+func TestGuardKeepsFencesFromFalling(t *testing.T) {
+	for _, unfenced := range []string{"refuse", "count", "allow"} {
+		t.Run(unfenced, func(t *testing.T) {
+			ctx := context.Background()
+			b := guarded(t, `guard => 'enforce', unfenced => '`+unfenced+`'`)
+			table := b.table()
+			_, err := table.Update(ctx, fencedb.Static("x", 34, "B"), order1, fencedb.Set{"v": "B"})
+			require.NoError(t, err)
+			for what, sql := range map[string]string{
+				"an upsert that writes the column's default": `INSERT INTO app.orders (id, v, last_fence) VALUES (1, 'x', 1) ON CONFLICT (id) DO UPDATE SET v = excluded.v, last_fence = excluded.last_fence`,
+				"a full-row save from a stale struct":        `UPDATE app.orders SET v = 'x', last_fence = 20 WHERE id = 1`,
+				"MERGE":                                      `UPDATE app.orders SET last_fence = 0 WHERE id = 1`,
+			} {
+				e := b.refusedWith("WG007", sql)
+				require.Contains(t, e.Message, "fall from 34", what)
+				require.Equal(t, "orders", e.TableName)
+			}
+			b.refusedWith("WG010", `TRUNCATE app.orders`)
+			plain := []string{
+				`UPDATE app.orders SET v = 'plain' WHERE id = 1`,
+				`UPDATE app.orders SET v = 'plain', last_fence = 34 WHERE id = 1`, // as an ORM saves what it has just read
+				`INSERT INTO app.orders (id, v) VALUES (1, 'plain') ON CONFLICT (id) DO UPDATE SET v = excluded.v`,
+				`DELETE FROM app.orders WHERE id = 1`,
+				`INSERT INTO app.orders (id, v) VALUES (1, 'again')`,
+			}
+			for _, sql := range plain {
+				if unfenced == "refuse" {
+					b.refusedWith("WG008", sql)
+				} else {
+					b.exec(sql)
+				}
+			}
+			require.EqualValues(t, 34, query[int64](b, fenceOf1), "also of a row that was deleted and put back around the gate")
+			_, err = table.Update(ctx, fencedb.Static("x", 32, "A"), order1, fencedb.Set{"v": "A"})
+			require.ErrorIs(t, err, fencedb.ErrStale)
+			_, err = table.Update(ctx, fencedb.Static("x", 36, "C"), order1, fencedb.Set{"v": "C"})
+			require.NoError(t, err)
+
+			refused := query[int64](b, `SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM fence.guard_refused`)
+			observed := query[int64](b, `SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM fence.guard_observed`)
+			require.EqualValues(t, 4+map[string]int{"refuse": len(plain)}[unfenced], refused)
+			if unfenced == "count" {
+				require.GreaterOrEqual(t, observed, int64(len(plain)))
+				require.Equal(t, "DELETE,INSERT,UPDATE", query[string](b, `SELECT string_agg(operation, ',' ORDER BY operation) FROM fence.observation WHERE finding = 'unfenced'`))
+			} else {
+				require.Zero(t, observed)
+			}
+		})
+	}
+}
+
+// Observing refuses nothing, keeps fences where they are, and says what enforcing would refuse, and of whom.
+func TestGuardObserves(t *testing.T) {
+	ctx := context.Background()
+	b := guarded(t, `guard => 'observe'`)
+	_, err := b.table().Update(ctx, fencedb.Static("x", 34, "B"), order1, fencedb.Set{"v": "B"})
+	require.NoError(t, err)
+	session := b.session()
+	_, err = session.Exec(ctx, `SET application_name = 'legacy'`)
+	require.NoError(t, err)
+	for range 3 {
+		_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'plain' WHERE id = 1`)
+		require.NoError(t, err)
+		_, err = session.Exec(ctx, `UPDATE app.orders SET last_fence = 2 WHERE id = 1`)
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 34, query[int64](b, fenceOf1))
+	require.Equal(t, "UPDATE lowered legacy,UPDATE unfenced legacy", query[string](b,
+		`SELECT string_agg(concat_ws(' ', operation, finding, application_name), ',' ORDER BY finding) FROM fence.observation`))
+	require.EqualValues(t, 6, query[int64](b, `SELECT last_value FROM fence.guard_observed`))
+	_, err = session.Exec(ctx, `TRUNCATE app.orders`)
+	require.NoError(t, err)
+	require.Equal(t, 1, query[int](b, `SELECT count(*) FROM fence.observation WHERE finding = 'truncated'`))
+}
+
+// An entered transaction is stamped, whatever sends its statements; a stale one is refused at the row. This is all that
+// another language needs.
+func TestEnteredTransactions(t *testing.T) {
+	for _, strength := range []string{"fenced", "live"} {
+		t.Run(strength, func(t *testing.T) {
+			ctx := context.Background()
+			b := guarded(t, `strength => '`+strength+`', guard => 'enforce'`)
+			a := b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true, TTL: time.Hour}), "x")
+			enter := fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d); `, a.Token(), a.Fence())
+			b.exec(enter + `UPDATE app.orders SET v = 'A' WHERE id = 1; UPDATE app.orders SET v = 'A again' WHERE id = 1;
+				INSERT INTO app.orders (id, v) VALUES (4, 'A'); DELETE FROM app.orders WHERE id = 2; COMMIT`)
+			require.Equal(t, a.Fence(), query[int64](b, `SELECT min(last_fence) FROM app.orders WHERE id IN (1, 4)`))
+			require.Equal(t, a.Fence(), query[int64](b, `SELECT fence FROM fence.tombstone`))
+
+			// Outside of a transaction it is over at once; with what is not this grant's it is refused.
+			b.refusedWith("WG008", `UPDATE app.orders SET v = 'x'`)
+			session := b.session()
+			_, err := session.Exec(ctx, `SELECT fence.enter('x', $1, $2)`, a.Token(), a.Fence())
+			require.NoError(t, err)
+			_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'x'`)
+			require.ErrorContains(t, err, "WG008")
+			e := b.refusedWith("WG005", fmt.Sprintf(`BEGIN; SELECT fence.enter('x', gen_random_uuid(), %d)`, a.Fence()))
+			require.Equal(t, "superseded", e.Detail)
+			b.refusedWith("WG005", fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d)`, a.Token(), a.Fence()+2))
+
+			// The next holder writes; the old one is refused, and what is refused is refused as a whole.
+			b.age("x", 2*time.Hour)
+			next := b.acquire(b.client(leasedb.Config{Holder: "B", ManualRenewal: true, TTL: time.Hour}), "x")
+			enterB := fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d); `, next.Token(), next.Fence())
+			b.exec(enterB + `UPDATE app.orders SET v = 'B' WHERE id = 1; DELETE FROM app.orders WHERE id = 4; COMMIT`)
+			e = b.refusedWith("WG005", enter+`UPDATE app.orders SET v = 'late' WHERE id = 1`)
+			require.Contains(t, e.Message, "superseded")
+			// A lease of another name with an older fence meets a row that has seen a newer one.
+			b.exec(`UPDATE fence.protected_table SET strength = strength`)
+			other := b.acquire(b.client(leasedb.Config{TTL: time.Hour, ManualRenewal: true}), "y")
+			b.exec(fmt.Sprintf(`BEGIN; SELECT fence.enter('y', '%s', %d); UPDATE app.orders SET v = 'y' WHERE id = 1; COMMIT`, other.Token(), other.Fence()))
+			b.refusedWith("WG006", enterB+`UPDATE app.orders SET v = 'B' WHERE id = 1`)
+			b.refusedWith("WG006", enterB+`DELETE FROM app.orders WHERE id = 1`)
+			b.exec(`DELETE FROM fence.tombstone; ` + fmt.Sprintf(`BEGIN; SELECT fence.enter('y', '%s', %d); DELETE FROM app.orders WHERE id = 1; COMMIT`, other.Token(), other.Fence()))
+			b.refusedWith("WG006", enterB+`INSERT INTO app.orders (id, v) VALUES (1, 'B')`)
+		})
+	}
+}
+
+// What anybody may write into the settings enters nothing, and nothing is left behind in a session. (C31, C37)
+func TestForgedEntry(t *testing.T) {
+	ctx := context.Background()
+	b := guarded(t, `strength => 'live', guard => 'enforce'`)
+	a := b.acquire(b.client(leasedb.Config{ManualRenewal: true}), "x")
+	for _, setting := range []string{"999", "999:abc", "999:" + strings.Repeat("0", 64), "", "99999999999999999999:" + strings.Repeat("0", 64), "x"} {
+		b.refusedWith("WG008", `SET fence.entered = '`+setting+`'; UPDATE app.orders SET v = 'x' WHERE id = 1`)
+	}
+	b.refusedWith("WG009", `UPDATE app.orders SET v = 'x', last_fence = 999 WHERE id = 1`)
+	b.refusedWith("WG009", `INSERT INTO app.orders (id, v, last_fence) VALUES (9, 'x', 999)`)
+	b.refusedWith("WG008", `SET fence.marked = '999'; DELETE FROM app.orders WHERE id = 1; UPDATE app.orders SET v = 'x' WHERE id = 2`)
+
+	// What one transaction was given does not help the next, also if it has kept it.
+	session := b.session()
+	_, err := session.Exec(ctx, fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d)`, a.Token(), a.Fence()))
+	require.NoError(t, err)
+	var kept string
+	require.NoError(t, session.QueryRow(ctx, `SELECT current_setting('fence.entered')`).Scan(&kept))
+	_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'A' WHERE id = 1; COMMIT`)
+	require.NoError(t, err)
+	_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'x' WHERE id = 1`)
+	require.ErrorContains(t, err, "WG008", "the setting reads '' now")
+	b.refusedWith("WG008", `SET fence.entered = '`+kept+`'; UPDATE app.orders SET v = 'x' WHERE id = 1`)
+}
+
+// A refusal is an error of the whole statement: no cascade leaves an orphan behind, and no fence falls by one. (C32)
+func TestGuardAndCascades(t *testing.T) {
+	for action, unfenced := range map[string]string{"CASCADE": "refuse", "SET NULL": "refuse", "CASCADE ": "count", "SET NULL ": "count"} {
+		t.Run(action+unfenced, func(t *testing.T) {
+			ctx := context.Background()
+			b := guarded(t, `guard => 'enforce', unfenced => '`+unfenced+`'`)
+			b.exec(`CREATE TABLE app.parents (id int PRIMARY KEY); INSERT INTO app.parents VALUES (1);
+				ALTER TABLE app.orders ADD parent int REFERENCES app.parents ON DELETE ` + action + ` ON UPDATE CASCADE`)
+			_, err := b.gate.Exec(ctx, fencedb.Static("x", 34, "B"), `UPDATE app.orders SET parent = 1, last_fence = @fence WHERE id = 1 AND last_fence < @fence`, nil,
+				fencedb.Target(b.table(), order1))
+			require.NoError(t, err)
+			for _, sql := range []string{`UPDATE app.parents SET id = 2`, `DELETE FROM app.parents`} {
+				if unfenced == "refuse" {
+					b.refusedWith("WG008", sql)
+				} else {
+					b.exec(sql)
+				}
+			}
+			require.Equal(t, 0, query[int](b, `SELECT count(*) FROM app.orders o WHERE parent IS NOT NULL AND NOT EXISTS (SELECT 1 FROM app.parents p WHERE p.id = o.parent)`))
+			_, err = b.table().Upsert(ctx, fencedb.Static("x", 32, "A"), order1, fencedb.Set{"v": "late"})
+			require.ErrorIs(t, err, fencedb.ErrStale)
+		})
+	}
+}
+
+// Partitioned tables, whose updates may be deletes and inserts, columns of other names, COPY, MERGE, several keys.
+func TestGuardOfOddTables(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`CREATE TABLE app.parted (id int, region text, v text, "Fence It" bigint NOT NULL DEFAULT 0, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+		CREATE TABLE app.parted_a PARTITION OF app.parted FOR VALUES IN ('a'); CREATE TABLE app.parted_b PARTITION OF app.parted FOR VALUES IN ('b');
+		INSERT INTO app.parted VALUES (1, 'a', 'first'), (2, 'a', 'first');
+		SELECT fence.protect('app.parted', fence_column => 'Fence It', guard => 'enforce')`)
+	table, err := b.gate.Table(ctx, "app.parted", fencedb.KeyColumns("id"))
+	require.NoError(t, err)
+	for i, rule := range bothRules {
+		_, err = table.Update(ctx, fencedb.Static("x", 34, "B"), order1, fencedb.Set{"v": "B", "region": []string{"b", "a"}[i]}, fencedb.WithRule(rule))
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 34, query[int64](b, `SELECT "Fence It" FROM app.parted WHERE id = 1 AND region = 'a'`))
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.tombstone`), "a move is no delete")
+	b.refusedWith("WG008", `UPDATE app.parted SET region = 'b' WHERE id = 1`)
+	b.refusedWith("WG007", `UPDATE app.parted SET "Fence It" = 3 WHERE id = 1`)
+	b.refusedWith("WG008", `DELETE FROM app.parted_a WHERE id = 1`)
+	b.refusedWith("WG010", `TRUNCATE app.parted_a`)
+
+	// Renamed, it is the same table.
+	b.exec(`ALTER TABLE app.parted RENAME TO moved`)
+	b.refusedWith("WG008", `UPDATE app.moved SET v = 'x'`)
+
+	b.exec(`SELECT fence.protect('app.orders', guard => 'enforce', unfenced => 'count')`)
+	orders := b.table()
+	_, err = orders.Delete(ctx, fencedb.Static("x", 34, "B"), order1)
+	require.NoError(t, err)
+	session := b.session()
+	_, err = session.CopyFrom(ctx, pgx.Identifier{"app", "orders"}, []string{"id", "v", "last_fence"}, pgx.CopyFromRows([][]any{{1, "copied", 20}}))
+	require.ErrorContains(t, err, "WG007", "with an old fence")
+	_, err = session.CopyFrom(ctx, pgx.Identifier{"app", "orders"}, []string{"id", "v"}, pgx.CopyFromRows([][]any{{1, "copied"}}))
+	require.NoError(t, err)
+	require.EqualValues(t, 34, query[int64](b, fenceOf1), "without one it takes the tombstone's")
+	_, err = orders.Update(ctx, fencedb.Static("x", 32, "A"), order1, fencedb.Set{"v": "A"})
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	if query[int](b, `SELECT current_setting('server_version_num')::int`) >= 150000 {
+		b.refusedWith("WG007", `MERGE INTO app.orders o USING (VALUES (1)) s (id) ON o.id = s.id WHEN MATCHED THEN UPDATE SET last_fence = 1`)
+	}
+
+	// A guard comes, changes and goes as it is told, and stays where nothing is said of it.
+	const guards = `SELECT count(*) FROM pg_trigger WHERE tgname LIKE '~writegate%' AND tgrelid = 'app.orders'::regclass`
+	b.exec(`SELECT fence.protect('app.orders', 'term')`)
+	require.Equal(t, 2, query[int](b, guards))
+	b.refusedWith("WG010", `TRUNCATE app.orders`)
+	b.exec(`SELECT fence.protect('app.orders', guard => 'off')`)
+	require.Equal(t, 0, query[int](b, guards))
+	b.exec(`SELECT fence.protect('app.orders', guard => 'observe'); SELECT fence.unprotect('app.orders')`)
+	require.Equal(t, 0, query[int](b, guards))
+	for _, bad := range []string{`guard => 'on'`, `unfenced => 'maybe'`} {
+		_, err := b.pool.Exec(ctx, `SELECT fence.protect('app.orders', `+bad+`)`)
+		require.ErrorContains(t, err, "22023")
+	}
+}
+
+// In a transaction of Gate.InTx any statement is stamped, and the gate's own pass. Beside it the same connection's others
+// are not taken for entered.
+func TestInTxIsEntered(t *testing.T) {
+	ctx := context.Background()
+	for _, strength := range []string{"fenced", "live", "in_tx"} {
+		b := guarded(t, `strength => '`+strength+`', guard => 'enforce'`)
+		table := b.table()
+		lease := b.acquire(b.client(leasedb.Config{TTL: time.Hour}), "x")
+		require.NoError(t, b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `UPDATE app.orders SET v = 'plain SQL' WHERE id = 1`); err != nil {
+				return err
+			}
+			if _, err := table.In(tx).Update(ctx, lease, fencedb.Key{"id": 2}, fencedb.Set{"v": "the gate"}); err != nil {
+				return err
+			}
+			if _, err := table.In(tx).Seal(ctx, lease, fencedb.Key{"id": 3}); err != nil {
+				return err
+			}
+			_, err := table.In(tx).Delete(ctx, lease, fencedb.Key{"id": 2}, fencedb.WithRule(fencedb.Term))
+			return err
+		}))
+		require.Equal(t, lease.Fence(), query[int64](b, fenceOf1))
+		require.Equal(t, lease.Fence()-1, query[int64](b, `SELECT last_fence FROM app.orders WHERE id = 3`), "a seal stays one")
+		_, err := b.pool.Exec(ctx, `UPDATE app.orders SET v = 'x'`)
+		require.ErrorContains(t, err, "WG008")
+	}
+}
