@@ -149,9 +149,9 @@ func (w *write) insertInto(s *statement, columns []string, row Set) {
 	if !t.leases {
 		return
 	}
-	than := " < "
+	than := less
 	if w.options.rule == Term {
-		than = " <= "
+		than = lessOrEqual
 	}
 	// In the table's order of keys, as a delete does.
 	for _, columns := range t.everyKey() {

@@ -351,8 +351,8 @@ func (t *Table) In(tx pgx.Tx) *Table {
 	return &bound
 }
 
-// Conn is what database/sql and what is built upon it send statements through: *sql.DB, *sql.Conn, *sql.Tx, gorm's
-// ConnPool, bun's IDB, the driver of ent.
+// Conn is what database/sql and what is built upon it send statements through: *sql.DB, *sql.Conn, *sql.Tx, GORM's
+// ConnPool, ent's ExecQuerier. Of a bun.Tx take the *sql.Tx in it (tx.Tx): bun has placeholders of its own.
 type Conn interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)

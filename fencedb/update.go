@@ -55,7 +55,7 @@ func (t *Table) Seal(ctx context.Context, lease Lease, key Key, options ...Write
 	fence := s.theFence(w.grant.fence)
 	column := quote(t.fenceCol)
 	s.add("UPDATE ", t.ident, " AS t SET ", column, " = ", fence, " - 1 WHERE ", w.keyMatches(s),
-		" AND t.", column, " < ", fence, " - 1", w.allowed(s))
+		" AND t.", column, less, "(", fence, " - 1)", w.allowed(s))
 	if err := w.assemble(s, nil); err != nil {
 		return Failed, err
 	}

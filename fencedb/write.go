@@ -317,14 +317,21 @@ func literals(texts []string) string {
 
 func (w *write) relation() string { return literal(w.table.ident) + "::pg_catalog.regclass" }
 
+// The comparisons that it is all about are PostgreSQL's own, whatever a search_path holds.
+const (
+	less        = " OPERATOR(pg_catalog.<) "
+	lessOrEqual = " OPERATOR(pg_catalog.<=) "
+)
+
 // fenceTaken is the condition under which a row takes the fence.
 func (w *write) fenceTaken(s *statement) string {
 	fence := s.theFence(w.grant.fence)
 	column := "t." + quote(w.table.fenceCol)
 	if w.options.rule == Term {
-		return column + " <= " + fence + " AND " + fence + " > 0" // 0 <= 0 would let an ungranted fence write a fresh row
+		// 0 <= 0 would let an ungranted fence write a fresh row
+		return column + lessOrEqual + fence + " AND " + fence + " OPERATOR(pg_catalog.>) 0"
 	}
-	return column + " < " + fence
+	return column + less + fence
 }
 
 // further adds what a write depends on beside the row's fence. As scalar subqueries these are evaluated once, before

@@ -24,7 +24,13 @@ func guarded(t *testing.T, how string) *bed {
 }
 
 // refusedWith runs sql on a connection of its own and expects it to be refused with the SQLSTATE.
-func (b *bed) refusedWith(code, sql string) *pgconn.PgError {
+func (b *bed) refusedWith(code, sql string) {
+	b.t.Helper()
+	require.NotNil(b.t, b.refusal(code, sql))
+}
+
+// refusal is refusedWith, and what was said.
+func (b *bed) refusal(code, sql string) *pgconn.PgError {
 	b.t.Helper()
 	_, err := b.session().Exec(context.Background(), sql)
 	var e *pgconn.PgError
@@ -50,7 +56,7 @@ func TestGuardKeepsFencesFromFalling(t *testing.T) {
 				"a full-row save from a stale struct":        `UPDATE app.orders SET v = 'x', last_fence = 20 WHERE id = 1`,
 				"MERGE":                                      `UPDATE app.orders SET last_fence = 0 WHERE id = 1`,
 			} {
-				e := b.refusedWith("WG007", sql)
+				e := b.refusal("WG007", sql)
 				require.Contains(t, e.Message, "fall from 34", what)
 				require.Equal(t, "orders", e.TableName)
 			}
@@ -133,7 +139,7 @@ func TestEnteredTransactions(t *testing.T) {
 			require.NoError(t, err)
 			_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'x'`)
 			require.ErrorContains(t, err, "WG008")
-			e := b.refusedWith("WG005", fmt.Sprintf(`BEGIN; SELECT fence.enter('x', gen_random_uuid(), %d)`, a.Fence()))
+			e := b.refusal("WG005", fmt.Sprintf(`BEGIN; SELECT fence.enter('x', gen_random_uuid(), %d)`, a.Fence()))
 			require.Equal(t, "superseded", e.Detail)
 			b.refusedWith("WG005", fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d)`, a.Token(), a.Fence()+2))
 
@@ -142,7 +148,7 @@ func TestEnteredTransactions(t *testing.T) {
 			next := b.acquire(b.client(leasedb.Config{Holder: "B", ManualRenewal: true, TTL: time.Hour}), "x")
 			enterB := fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d); `, next.Token(), next.Fence())
 			b.exec(enterB + `UPDATE app.orders SET v = 'B' WHERE id = 1; DELETE FROM app.orders WHERE id = 4; COMMIT`)
-			e = b.refusedWith("WG005", enter+`UPDATE app.orders SET v = 'late' WHERE id = 1`)
+			e = b.refusal("WG005", enter+`UPDATE app.orders SET v = 'late' WHERE id = 1`)
 			require.Contains(t, e.Message, "superseded")
 			// A lease of another name with an older fence meets a row that has seen a newer one.
 			b.exec(`UPDATE fence.protected_table SET strength = strength`)

@@ -37,8 +37,9 @@ func blocks(t *testing.T, file string) []block {
 // readmeGrants returns the grants that the README asks for, on a role that is made first.
 func readmeGrants(t *testing.T) string {
 	for _, b := range blocks(t, "../README.md") {
-		if b.language == "sql" && strings.Contains(b.text, "GRANT EXECUTE") {
-			return "CREATE ROLE app_role; " + strings.TrimSuffix(b.text, ";")
+		if b.language == "sql" && strings.Contains(b.text, "fence.allow") {
+			allow, _, _ := strings.Cut(b.text, ";") // the application's is the first
+			return "CREATE ROLE app_role; " + allow
 		}
 	}
 	t.Fatal("the README has no grants")
@@ -68,10 +69,10 @@ func TestREADME(t *testing.T) {
 				ran["sh"]++
 			}
 		case "sql":
-			sql := strings.ReplaceAll(block.text, "app_role", role)
+			sql := strings.ReplaceAll(strings.ReplaceAll(block.text, "app_role", role), "audit_role", role+"_audit")
 			if sql != block.text {
-				b.exec(`CREATE ROLE ` + role)
-				defer b.exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role)
+				b.exec(`CREATE ROLE ` + role + `; CREATE ROLE ` + role + `_audit`)
+				defer b.exec(`DROP OWNED BY ` + role + `, ` + role + `_audit; DROP ROLE ` + role + `, ` + role + `_audit`)
 			}
 			b.exec(sql)
 			ran["sql"]++
@@ -89,6 +90,8 @@ func TestREADME(t *testing.T) {
 	require.Equal(t, "none", query[string](b, `SELECT coalesce(to_regnamespace('fence')::text, 'none')`), "its last command removes the schema")
 }
 
+var createRole = regexp.MustCompile(`CREATE ROLE (\w+)`)
+
 // What the pages in docs/ show is run too, each page on a database of its own.
 func TestDocs(t *testing.T) {
 	pages, err := filepath.Glob("../docs/*.md")
@@ -98,7 +101,15 @@ func TestDocs(t *testing.T) {
 	for _, page := range pages {
 		t.Run(filepath.Base(page), func(t *testing.T) {
 			b := newBed(t)
+			roles := map[string]string{} // of the whole server, so that each run needs its own
 			for _, block := range blocks(t, page) {
+				for _, m := range createRole.FindAllStringSubmatch(block.text, -1) {
+					roles[m[1]] = m[1] + "_" + b.cfg.Database
+					defer b.exec(`DROP OWNED BY ` + roles[m[1]] + `; DROP ROLE ` + roles[m[1]])
+				}
+				for role, name := range roles {
+					block.text = strings.ReplaceAll(block.text, role, name)
+				}
 				switch block.language {
 				case "sql":
 					b.exec(block.text)

@@ -351,6 +351,32 @@ func TestInTxLearnsWhatBecameOfItsCommit(t *testing.T) {
 	}
 }
 
+// The fate of a transaction is known where it was, and on its own timeline alone. (F4)
+func TestTransactionFate(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	fate := func(xid, timeline string) (fate string) {
+		require.NoError(t, b.pool.QueryRow(ctx, `SELECT fence.transaction_fate($1::text::xid8, $2::text)`, xid, timeline).Scan(&fate))
+		return fate
+	}
+	timeline := query[string](b, `SELECT fence.timeline()`)
+	run := func(end string) (xid string) {
+		tx, err := b.pool.Begin(ctx)
+		require.NoError(t, err)
+		require.NoError(t, tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&xid))
+		require.Equal(t, "in progress", fate(xid, timeline))
+		_, err = tx.Exec(ctx, end)
+		require.NoError(t, err)
+		_ = tx.Rollback(ctx)
+		return xid
+	}
+	committed := run(`COMMIT`)
+	require.Equal(t, "committed", fate(committed, timeline))
+	require.Equal(t, "aborted", fate(run(`ROLLBACK`), timeline))
+	require.Equal(t, "unknown", fate(committed, "00000099"), "another server's, by now")
+	require.Equal(t, "unknown", fate("9999999999", timeline), "from the future")
+}
+
 // A commit that fails, or does not end in time, is known as that. (C03)
 func TestInTxWhoseCommitFails(t *testing.T) {
 	ctx := context.Background()

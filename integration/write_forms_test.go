@@ -517,6 +517,35 @@ func TestConcurrentRequestsAreAppliedOnce(t *testing.T) {
 	require.Equal(t, 1, query[int](b, `SELECT n FROM app.things WHERE a = 10`))
 }
 
+// Nor are two of an insert whose key the database makes, where no row would tell.
+func TestConcurrentInsertsOfOneRequest(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`CREATE TABLE app.made (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); SELECT fence.protect('app.made')`)
+	table, err := b.gate.Table(ctx, "app.made")
+	require.NoError(t, err)
+	insert := func(table *fencedb.Table) (id int, outcome fencedb.Outcome, err error) {
+		outcome, err = table.Insert(ctx, fencedb.Static("x", 34, "A"), fencedb.Set{"v": "A"}, fencedb.WithRequestID("r"), fencedb.Returning(&id, "id"))
+		return id, outcome, err
+	}
+	tx, err := b.pool.Begin(ctx)
+	require.NoError(t, err)
+	first, _, err := insert(table.In(tx))
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		second, outcome, err := insert(table)
+		if err != nil || outcome != fencedb.AlreadyApplied || second != first {
+			t.Error(outcome, second, err)
+		}
+	}()
+	b.waitUntilBlocked()
+	require.NoError(t, tx.Commit(ctx))
+	<-done
+	require.Equal(t, 1, query[int](b, `SELECT count(*) FROM app.made`))
+}
+
 // A tombstone's fence does not fall either: not when a row that was put back around the gate is deleted by an older holder.
 func TestTombstonesNeverFall(t *testing.T) {
 	ctx := context.Background()

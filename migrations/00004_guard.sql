@@ -339,6 +339,8 @@ BEGIN
     IF p.fence_column <> 'last_fence' THEN
         -- The same function, for a column of another name.
         v_function := format('fence.%I', 'guard_' || md5(p.fence_column));
+    END IF;
+    IF to_regprocedure(v_function || '()') IS NULL THEN
         EXECUTE replace(replace(pg_get_functiondef('fence.guard()'::regprocedure), 'FUNCTION fence.guard()', format('FUNCTION %s()', v_function)),
                         '.last_fence', '.' || quote_ident(p.fence_column));
         EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', v_function);

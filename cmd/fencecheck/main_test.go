@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -336,7 +337,7 @@ func TestReadingNeedsSelectAlone(t *testing.T) {
 func TestVersion(t *testing.T) {
 	r := fencecheck("version")
 	require.Equal(t, exitClean, r.code)
-	require.Contains(t, r.stdout, "schema 4")
+	require.Contains(t, r.stdout, "schema 5")
 	var v versionInfo
 	r = fencecheck("version", "--output", "json")
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))
@@ -463,4 +464,73 @@ func TestDemoCleansUpBehindItself(t *testing.T) {
 			require.Equal(t, 0, value[int](t, server.Config(""), `SELECT count(*) FROM pg_database WHERE datname = '`+database+`'`))
 		})
 	}
+}
+
+// A table is protected while others use it: nobody queues behind the command for longer than its lock_timeout, the table
+// is not rewritten, and it is told what is wrong.
+func TestProtect(t *testing.T) {
+	ctx := context.Background()
+	cfg := pgtest.New(t)
+	db := "--database-url=" + url(t, cfg)
+	pgtest.Exec(t, cfg, `CREATE SCHEMA app; CREATE TABLE app.big AS SELECT i AS id, i % 7 AS v FROM generate_series(1, 5000000) i; ALTER TABLE app.big ADD PRIMARY KEY (id);
+		CREATE TABLE app.small (id int PRIMARY KEY); CREATE VIEW app.seen AS SELECT 1 AS id`)
+	before := value[string](t, cfg, `SELECT pg_relation_filenode('app.big')::text`)
+	connect := func() *pgx.Conn {
+		conn, err := pgx.ConnectConfig(ctx, cfg)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(ctx) })
+		return conn
+	}
+	sitting, passing := connect(), connect()
+	_, err := sitting.Exec(ctx, `BEGIN; SELECT 1 FROM app.big LIMIT 1`)
+	require.NoError(t, err)
+	done := make(chan result, 1)
+	go func() {
+		done <- fencecheck("protect", "app.big", "app.small", "--guard", "observe", "--rule", "term", db)
+	}()
+	require.Eventually(t, func() bool {
+		return value[bool](t, cfg, `SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'app.big'::regclass)`)
+	}, 30*time.Second, 5*time.Millisecond)
+	var n int
+	require.NoError(t, passing.QueryRow(ctx, `SELECT count(*) FROM app.big WHERE id < 10`).Scan(&n), "a reader passes although the other sits there still")
+	require.Equal(t, 9, n)
+	_, err = sitting.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	r := <-done
+	require.Equal(t, exitClean, r.code, r.stderr)
+	require.Equal(t, "app.big: protected\napp.small: protected\n", r.stdout)
+	require.Equal(t, before, value[string](t, cfg, `SELECT pg_relation_filenode('app.big')::text`), "not rewritten")
+
+	_, err = sitting.Exec(ctx, `BEGIN; SELECT 1 FROM app.big LIMIT 1`)
+	require.NoError(t, err)
+	r = fencecheck("protect", "app.big", "--guard", "enforce", "--patience", "1ms", db)
+	require.Equal(t, exitCannotCheck, r.code)
+	require.Contains(t, r.stderr, "app.big: it is in use")
+	_, err = sitting.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+
+	r = fencecheck("tables", "--fail", db)
+	require.Equal(t, exitClean, r.code, r.stderr)
+	require.Regexp(t, `app.big +last_fence +term +fenced +observe +refuse +-`, r.stdout)
+	pgtest.Exec(t, cfg, `UPDATE app.big SET v = 1 WHERE id = 1; ALTER TABLE app.big DISABLE TRIGGER "~writegate_guard"; DROP TRIGGER "~writegate_guard" ON app.small;
+		CREATE FUNCTION app.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$; CREATE TRIGGER "~zz" BEFORE UPDATE ON app.big FOR EACH ROW EXECUTE FUNCTION app.f()`)
+	r = fencecheck("tables", "--fail", db)
+	require.Equal(t, exitFindings, r.code, r.stderr)
+	require.Contains(t, r.stdout, "its guard is disabled; triggers look at a row after its guard, and may change it: \"~zz\"")
+	require.Contains(t, r.stdout, "its guard is missing")
+	require.Contains(t, r.stdout, "app.big: UPDATE unfenced by")
+	r = fencecheck("tables", "-o", "json", db)
+	require.Equal(t, exitClean, r.code)
+	require.Contains(t, r.stdout, `"wrong": [`)
+
+	r = fencecheck("unprotect", "app.big", "app.small", db)
+	require.Equal(t, exitClean, r.code, r.stderr)
+	for _, bad := range [][]string{
+		{"protect", "app.seen"}, {"protect", "app.nothing"}, {"unprotect", "app.big"}, {"protect", "app.small", "--rule", "often"}, {"protect", "app.small", "--guard", "maybe"},
+	} {
+		r := fencecheck(append(bad, db)...)
+		require.Equal(t, exitCannotCheck, r.code, bad)
+		require.Contains(t, r.stderr, bad[1]+": ", "which table it was")
+	}
+	require.Equal(t, exitUsage, fencecheck("protect", db).code)
 }
