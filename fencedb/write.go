@@ -517,7 +517,7 @@ func (w *write) through(ctx context.Context, l link) (int64, error) {
 func (w *write) failed(err error) (Outcome, error) {
 	if w.in != nil && w.in.ends || pgerr.Answered(err) || pgerr.NotSent(err) {
 		// In the caller's transaction a lost answer means that there will be no commit either.
-		if pgerr.NoSuchFunction(err) {
+		if pgerr.NoSuchFunction(err) || pgerr.Misrouted(err) {
 			err = pgerr.ExplainSchema(err, w.gate.base.database())
 		}
 		e := w.error(Failed, err)

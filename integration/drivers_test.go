@@ -87,3 +87,108 @@ func leaseAndWrite(t *testing.T, b *bed, pool *pgxpool.Pool, pollOnly bool) {
 	require.Equal(t, "B", query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
 	require.Equal(t, 2, query[int](b, `SELECT count(*) FROM fence.rejection WHERE verdict = 'stale'`))
 }
+
+// One connection to the server for everybody: what one client enters or sets is not another's, in any order. (C37)
+func TestPoolerOfOneLeaksNothing(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`SELECT fence.protect('app.orders', guard => 'enforce', strength => 'live')`)
+	lease := b.acquire(b.client(leasedb.Config{TTL: time.Hour, ManualRenewal: true}), "x")
+	cfg := pgtest.PoolerOfOne(t, b.cfg.Database, "transaction")
+	connect := func() *pgx.Conn {
+		c := cfg.Copy()
+		c.DefaultQueryExecMode = pgx.QueryExecModeExec
+		conn, err := pgx.ConnectConfig(ctx, c)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(ctx) })
+		return conn
+	}
+	a, c := connect(), connect()
+	settings := func() (s string) {
+		require.NoError(t, c.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('statement_timeout'), current_setting('lock_timeout'),
+			current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_timeout', true), nullif(current_setting('fence.entered', true), ''),
+			nullif(current_setting('fence.marked', true), ''))`).Scan(&s))
+		return s
+	}
+	before := settings()
+	for range 3 {
+		tx, err := a.Begin(ctx)
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, `SELECT fence.enter($1, $2::text::uuid, $3)`, lease.Name(), lease.Token(), lease.Fence())
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, `UPDATE app.orders SET v = 'A' WHERE id = 1`)
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(ctx))
+		require.Equal(t, before, settings())
+		for _, conn := range []*pgx.Conn{c, a, connect()} {
+			_, err = conn.Exec(ctx, `UPDATE app.orders SET v = 'unfenced' WHERE id = 1`)
+			require.ErrorContains(t, err, "WG008")
+			_, err = conn.Exec(ctx, `INSERT INTO app.orders (id, v) VALUES (9, 'unfenced')`)
+			require.ErrorContains(t, err, "WG008")
+		}
+		// Entered outside of a transaction, it is nobody's by the next statement.
+		_, err = a.Exec(ctx, `SELECT fence.enter($1, $2::text::uuid, $3)`, lease.Name(), lease.Token(), lease.Fence())
+		require.NoError(t, err)
+		_, err = a.Exec(ctx, `UPDATE app.orders SET v = 'late' WHERE id = 1`)
+		require.ErrorContains(t, err, "WG008")
+	}
+	// The gate through it, with a guard.
+	pool := pgtest.Pool(t, cfg, func(p *pgxpool.Config) { p.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
+	gate := b.gateOf(fencedb.New(pool, fencedb.Config{}))
+	table, err := gate.Table(ctx, "app.orders")
+	require.NoError(t, err)
+	_, err = table.Update(ctx, lease, fencedb.Key{"id": 2}, fencedb.Set{"v": "A"})
+	require.NoError(t, err)
+	require.NoError(t, gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE app.orders SET v = 'A' WHERE id = 3`)
+		return err
+	}))
+	require.Equal(t, before, settings())
+}
+
+// A mode that cannot work behind a pooler is told so when it fails.
+func TestPreparedStatementsBehindAPooler(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	cfg := pgtest.Pooler(t, b.cfg.Database, "transaction")
+	pool := pgtest.Pool(t, cfg) // pgx's default mode prepares
+	gate := b.gateOf(fencedb.New(pool, fencedb.Config{}))
+	table, err := gate.Table(ctx, "app.orders")
+	if err == nil {
+		busy := b.busy(cfg, 3) // so that the pooler deals out other sessions
+		defer busy()
+		for range 20 {
+			if _, err = table.Update(ctx, fencedb.Static("x", 34, "A"), order1, fencedb.Set{"v": "A"}, fencedb.WithRule(fencedb.Term)); err != nil {
+				break
+			}
+		}
+	}
+	if query[bool](b, `SELECT true`) && err == nil {
+		t.Log("this pooler keeps prepared statements (PgBouncer 1.21 and newer)")
+		return
+	}
+	require.ErrorContains(t, err, "QueryExecModeCacheDescribe or QueryExecModeExec")
+}
+
+// busy has sessions of the pooler taken, in turns, until it is called.
+func (b *bed) busy(cfg *pgx.ConnConfig, n int) (stop func()) {
+	b.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	for range n {
+		c := cfg.Copy()
+		c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+		conn, err := pgx.ConnectConfig(ctx, c)
+		require.NoError(b.t, err)
+		wait.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = conn.Exec(ctx, `SELECT pg_sleep(0.001)`)
+			}
+			_ = conn.Close(context.Background())
+		})
+	}
+	return func() {
+		cancel()
+		wait.Wait()
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -293,7 +294,7 @@ func TestBadCalls(t *testing.T) {
 		{"a demo on an unreachable server", []string{"demo", "--database-url", "postgres://me:" + secret + "@127.0.0.1:1/db"}, exitCannotCheck, "127.0.0.1:1"},
 		{"a database that is not there", []string{"leases", "--database-url", pgtest.Shared(t).URL("nonesuch")}, exitCannotCheck, "nonesuch"},
 		{"no schema", []string{"leases", "--database-url", url(t, pgtest.NewEmpty(t))}, exitCannotCheck, "fencecheck migrate up"},
-		{"an older schema", []string{"rejections", "--database-url", url(t, older)}, exitCannotCheck, "at version 1, this program needs 4"},
+		{"an older schema", []string{"rejections", "--database-url", url(t, older)}, exitCannotCheck, "at version 1, this program needs 2"},
 		{"a newer schema", []string{"rejections", "--database-url", url(t, newer)}, exitCannotCheck, "update the program"},
 		{"no audit table", []string{"rejections", "--database-url", url(t, noAudit)}, exitCannotCheck, "fence.rejection"},
 		{"migrating a read-only server", []string{"migrate", "up", "--database-url", url(t, readOnly)}, exitCannotCheck, "25006"},
@@ -533,4 +534,42 @@ func TestProtect(t *testing.T) {
 		require.Contains(t, r.stderr, bad[1]+": ", "which table it was")
 	}
 	require.Equal(t, exitUsage, fencecheck("protect", db).code)
+}
+
+// Everything works through a pooler that pools transactions, twice in a row, and leaves nothing behind for those who share
+// its connections. (C33 b, C37)
+func TestThroughAPooler(t *testing.T) {
+	for _, mode := range []string{"transaction", "session"} {
+		t.Run(mode, func(t *testing.T) {
+			cfg := pgtest.NewEmpty(t)
+			pgtest.Exec(t, cfg, `CREATE SCHEMA app; CREATE TABLE app.orders (id int PRIMARY KEY, v text); INSERT INTO app.orders VALUES (1, 'first')`)
+			through := pgtest.Pooler(t, cfg.Database, mode)
+			db := fmt.Sprintf("--database-url=host=%s port=%d user=%s password='%s' dbname=%s sslmode=disable", through.Host, through.Port, through.User, through.Password, through.Database)
+			ok := func(args ...string) string {
+				t.Helper()
+				r := fencecheck(append(args, db)...)
+				require.Equal(t, exitClean, r.code, "%v: %s", args, r.stderr)
+				return r.stdout
+			}
+			for range 2 {
+				ok("migrate", "up")
+			}
+			ok("migrate", "status")
+			ok("protect", "app.orders", "--guard", "enforce")
+			require.Contains(t, ok("tables"), "enforce")
+			ok("leases")
+			ok("rejections")
+			pgtest.Exec(t, cfg, `UPDATE app.orders SET last_fence = 8`)
+			r := fencecheck("migrate", "down", db)
+			require.Equal(t, exitCannotCheck, r.code)
+			ok("migrate", "down", "--force")
+			r = fencecheck("migrate", "down", "--to", "0", db)
+			require.Equal(t, exitCannotCheck, r.code, "nobody has inherited the force")
+			ok("unprotect", "app.orders")
+			ok("migrate", "down", "--to", "0")
+			ok("migrate", "up")
+			require.Equal(t, "", value[string](t, cfg, `SELECT coalesce(string_agg(l.pid::text, ','), '') FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+				WHERE l.locktype = 'advisory' AND d.datname = current_database()`), "no lock is stranded")
+		})
+	}
 }

@@ -94,6 +94,8 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 	if err != nil {
 		return nil, usageError{pgerr.ExplainParse(err)}
 	}
+	// Nothing is sent twice that would be worth preparing, and a pooler that pools transactions loses what is prepared.
+	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = 10 * time.Second
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/lock"
 
 	"github.com/writegate/writegate/migrations"
 )
@@ -170,22 +169,16 @@ func SQL(version int64) (string, error) {
 func run(
 	ctx context.Context, cfg *pgx.ConnConfig, force, create bool, work func(*goose.Provider, *sql.DB) error,
 ) (err error) {
-	var options []stdlib.OptionOpenDB
-	if force {
-		// On this program's own connections; they end with it.
-		options = append(options, stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, `SET writegate.force_down = 'on'`)
-			return err
-		}))
-	}
-	db := stdlib.OpenDB(*cfg, options...)
+	db := stdlib.OpenDB(*cfg)
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := db.PingContext(ctx); err != nil {
-		return err
-	}
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 300))
+	unlock, err := lockOut(ctx, db)
 	if err != nil {
 		return err
+	}
+	defer unlock()
+	files := migrations.FS
+	if force {
+		files = forced{files}
 	}
 	if create {
 		if err := refuseOthers(ctx, db); err != nil {
@@ -196,14 +189,64 @@ func run(
 			return err
 		}
 	}
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS,
-		goose.WithTableName(VersionTable), goose.WithDisableGlobalRegistry(true), goose.WithSessionLocker(locker),
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files,
+		goose.WithTableName(VersionTable), goose.WithDisableGlobalRegistry(true),
 		goose.WithLogger(goose.NopLogger()))
 	if err != nil {
 		return err
 	}
 	return work(provider, db)
 }
+
+// lockOut keeps other deployers waiting until unlock is called. In a transaction that stays open: a session's lock, which
+// is goose's own, would be taken and given back in different sessions behind a pooler that pools transactions.
+func lockOut(ctx context.Context, db *sql.DB) (unlock func(), err error) {
+	tx, err := db.BeginTx(context.WithoutCancel(ctx), nil)
+	if err != nil {
+		return nil, err
+	}
+	unlock = func() { _ = tx.Rollback() }
+	for _, statement := range []string{
+		`SELECT set_config('lock_timeout', '5min', true), set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', '0', true)`,
+		fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d)`, lockID),
+	} {
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			unlock()
+			return nil, fmt.Errorf("waiting for another deployer: %w", err)
+		}
+	}
+	return unlock, nil
+}
+
+// forced are the migrations with a Down that may leave fences behind. It is said in each one's own transaction: what is
+// set for a session may reach somebody else's, behind a pooler.
+type forced struct{ fs.FS }
+
+// ReadFile is what goose reads a migration by.
+func (f forced) ReadFile(name string) ([]byte, error) {
+	text, err := fs.ReadFile(f.FS, name)
+	return []byte(strings.Replace(string(text), "-- +goose Down\n", "-- +goose Down\nSET LOCAL writegate.force_down = 'on';\n", 1)), err
+}
+
+// Open is for what does not know ReadFile.
+func (f forced) Open(name string) (fs.File, error) {
+	file, err := f.FS.Open(name)
+	if err != nil || !strings.HasSuffix(name, ".sql") {
+		return file, err
+	}
+	text, err := f.ReadFile(name)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &inMemory{file, strings.NewReader(string(text))}, nil
+}
+
+type inMemory struct {
+	fs.File
+	text *strings.Reader
+}
+
+func (f *inMemory) Read(p []byte) (int, error) { return f.text.Read(p) }
 
 func historyExists(ctx context.Context, db *sql.DB) (exists bool, err error) {
 	err = db.QueryRowContext(ctx, `SELECT to_regclass($1) IS NOT NULL`, VersionTable).Scan(&exists)

@@ -208,9 +208,21 @@ func CheckSchema(found, oldest int) error {
 // ErrSchema says that schema fence is missing, too old, too new, or closed to this role.
 var ErrSchema = errors.New("schema fence does not fit this program")
 
+// Misrouted reports whether a statement was run by another session than the one that had prepared it.
+func Misrouted(err error) bool {
+	switch Code(err) {
+	case "26000", "42P05":
+		return true
+	}
+	return false
+}
+
 // ExplainSchema says what to do about an error met when calling into schema fence; other errors it returns as they are.
 func ExplainSchema(err error, database string) error {
 	switch {
+	case Misrouted(err):
+		return fmt.Errorf("a prepared statement is not known to the session that was to run it, as behind a pooler that pools transactions: "+
+			"set pgx's DefaultQueryExecMode to QueryExecModeCacheDescribe or QueryExecModeExec: %w", err)
 	case SchemaMissing(err):
 		return fmt.Errorf("%w: database %q does not have it, or an older one: run `fencecheck migrate up`: %w", ErrSchema, database, err)
 	case Code(err) == "42501":

@@ -27,7 +27,7 @@ listen_port = %[5]d
 unix_socket_dir =
 auth_type = any
 pool_mode = %[6]s
-default_pool_size = 40
+default_pool_size = %[7]d
 max_client_conn = 500
 `
 
@@ -44,9 +44,20 @@ wait
 cd / && rm -rf "$PGTEST_DIR"
 `
 
-// Pooler starts a PgBouncer in front of the server, with the given pool_mode, and returns how to connect to the database
-// through it. It is gone when the test ends. Where PgBouncer is not installed the test is skipped, but fails in CI.
+// Pooler starts a PgBouncer in front of the server, with the given pool_mode and up to 40 connections to it, and returns
+// how to connect to the database through it. It is gone when the test ends. Where PgBouncer is not installed the test is skipped, but fails in CI.
 func Pooler(t testing.TB, database, mode string) *pgx.ConnConfig {
+	t.Helper()
+	return pooler(t, database, mode, 40)
+}
+
+// PoolerOfOne is Pooler with a single connection to the server, which all clients share.
+func PoolerOfOne(t testing.TB, database, mode string) *pgx.ConnConfig {
+	t.Helper()
+	return pooler(t, database, mode, 1)
+}
+
+func pooler(t testing.TB, database, mode string, size int) *pgx.ConnConfig {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
 	if err != nil {
@@ -58,7 +69,7 @@ func Pooler(t testing.TB, database, mode string) *pgx.ConnConfig {
 			t.Fatalf("pgtest: PgBouncer is not installed: %v", err)
 		}
 	}
-	cfg, err := startPooler(program, Shared(t).TCP(database), mode, func(stop func() error) {
+	cfg, err := startPooler(program, Shared(t).TCP(database), mode, size, func(stop func() error) {
 		t.Cleanup(func() {
 			if err := stop(); err != nil {
 				t.Errorf("pgtest: %v", err)
@@ -71,7 +82,7 @@ func Pooler(t testing.TB, database, mode string) *pgx.ConnConfig {
 	return cfg
 }
 
-func startPooler(program string, server *pgx.ConnConfig, mode string, onStop func(func() error)) (*pgx.ConnConfig, error) {
+func startPooler(program string, server *pgx.ConnConfig, mode string, size int, onStop func(func() error)) (*pgx.ConnConfig, error) {
 	owner, err := serverUser() // which PgBouncer too refuses to be root
 	if err != nil {
 		return nil, err
@@ -84,7 +95,7 @@ func startPooler(program string, server *pgx.ConnConfig, mode string, onStop fun
 	if err != nil {
 		return nil, err
 	}
-	conf := fmt.Sprintf(poolerConfig, server.Host, server.Port, server.User, server.Password, port, mode)
+	conf := fmt.Sprintf(poolerConfig, server.Host, server.Port, server.User, server.Password, port, mode, size)
 	cmd := exec.Command("/bin/sh", "-c", poolerSupervisor)
 	cmd.Dir = "/"
 	cmd.Env = append(cleanEnv(), "PGTEST_BIN="+program, "PGTEST_DIR="+dir, "PGTEST_SETTINGS="+conf)
