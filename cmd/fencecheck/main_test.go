@@ -25,8 +25,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "demo-worker" || os.Args[1] == "demo") {
-		main() // as a process of the demo's
+	if len(os.Args) > 1 && (os.Args[1] == "demo-worker" || os.Args[1] == "demo" || os.Args[1] == "migrate") {
+		main() // as a process of its own
 	}
 	// What the machine's own environment says must not reach the commands under test.
 	for _, kv := range os.Environ() {
