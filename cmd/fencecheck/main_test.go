@@ -338,7 +338,7 @@ func TestReadingNeedsSelectAlone(t *testing.T) {
 func TestVersion(t *testing.T) {
 	r := fencecheck("version")
 	require.Equal(t, exitClean, r.code)
-	require.Contains(t, r.stdout, "schema 5")
+	require.Contains(t, r.stdout, "schema 6")
 	var v versionInfo
 	r = fencecheck("version", "--output", "json")
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))

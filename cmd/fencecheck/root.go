@@ -45,7 +45,7 @@ Exit status: 0 all is well; 1 found what it was asked to look for; 2 called wron
 	}
 	root.PersistentFlags().StringVar(&a.databaseURL, "database-url", "", "the database, as postgres://… or key=value")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(a.demo(), a.demoWorker(), a.migrate(), a.protect(), a.unprotect(), a.tables(), a.leases(), a.rejections(), a.version())
+	root.AddCommand(a.demo(), a.demoWorker(), a.migrate(), a.protect(), a.unprotect(), a.tables(), a.verify(), a.repair(), a.leases(), a.rejections(), a.version())
 	return root
 }
 
