@@ -33,6 +33,7 @@ type Gate struct {
 	// explicit is set once the session's default isolation level has turned out not to be READ COMMITTED: each write
 	// that needs it then opens a transaction that is, at the price of two round trips.
 	explicit atomic.Bool
+	checked  atomic.Bool // the base has been found fit
 }
 
 // New returns a gate that writes through pool, or through a caller's transaction ([Table.In]). It sends nothing;

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,6 +31,8 @@ type base interface {
 	// spares is how many connections may be lying dead in the pool.
 	spares() int
 	text() bool
+	// check finds out whether the base can work at all, as far as that shows before it is too late.
+	check(ctx context.Context) error
 	// audit makes the base for recording refusals, which must not wait for a connection that the refused work holds.
 	audit(ctx context.Context) (base, error)
 	close()
@@ -229,13 +232,18 @@ type pgxBase struct {
 	pool     *pgxpool.Pool
 	name     string // of the database; asking the pool copies its whole configuration
 	textOnly bool
+	prepares bool // statements, by name, to run them again
 	own      bool // close it
 }
 
 func newPgxBase(pool *pgxpool.Pool) pgxBase {
 	cfg := pool.Config().ConnConfig
 	mode := cfg.DefaultQueryExecMode
-	return pgxBase{pool: pool, name: cfg.Database, textOnly: mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol}
+	return pgxBase{
+		pool: pool, name: cfg.Database,
+		textOnly: mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol,
+		prepares: mode == pgx.QueryExecModeCacheStatement,
+	}
 }
 
 func (b pgxBase) database() string { return b.name }
@@ -246,6 +254,42 @@ func (b pgxBase) close() {
 	if b.own {
 		b.pool.Close()
 	}
+}
+
+// check asks whether what one statement prepares is there for the next, which behind a pooler that pools transactions it may
+// not be: another client is made to take the session in between.
+func (b pgxBase) check(ctx context.Context) error {
+	if !b.prepares || b.pool.Stat().MaxConns() < 2 {
+		return nil
+	}
+	const name = "writegate_probe"
+	conn, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	brief, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	other, err := b.pool.Acquire(brief)
+	if err != nil {
+		return ctx.Err() // they are all in use: it will show later
+	}
+	defer other.Release()
+	if _, err := conn.Conn().Prepare(ctx, name, "SELECT 1"); err != nil {
+		return err
+	}
+	tx, err := other.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, name)
+	if rollbackErr := tx.Rollback(ctx); err == nil {
+		err = rollbackErr
+	}
+	if err == nil {
+		err = conn.Conn().Deallocate(ctx, name)
+	}
+	return err
 }
 
 func (b pgxBase) audit(ctx context.Context) (base, error) {
@@ -314,6 +358,9 @@ func (b sqlBase) text() bool       { return true }
 
 func (b sqlBase) spares() int { return b.db.Stats().OpenConnections }
 func (b sqlBase) close()      {}
+
+// check has nothing to go by: which mode a driver is in, it does not say.
+func (b sqlBase) check(context.Context) error { return nil }
 
 func (b sqlBase) audit(context.Context) (base, error) { return sqlBase{b.auditing, nil}, nil }
 

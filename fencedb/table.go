@@ -168,6 +168,12 @@ func (g *Gate) Table(ctx context.Context, name string, options ...TableOption) (
 	for _, option := range options {
 		option(&o)
 	}
+	if !g.checked.Load() {
+		if err := g.base.check(ctx); err != nil {
+			return nil, fmt.Errorf("fencedb: %w", pgerr.ExplainSchema(err, g.base.database()))
+		}
+		g.checked.Store(true)
+	}
 	t := &Table{gate: g, fenceCol: "last_fence", rule: Once, strength: Fenced}
 	s, err := g.base.session(ctx)
 	if err != nil {

@@ -233,6 +233,9 @@ func TestGuardOfOddTables(t *testing.T) {
 	b.refusedWith("WG008", `DELETE FROM app.parted_a WHERE id = 1`)
 	b.refusedWith("WG010", `TRUNCATE app.parted_a`)
 
+	// What replication brings passes by, so that a subscriber can apply what its publisher has accepted. (C29)
+	b.exec(`SET session_replication_role = replica; UPDATE app.parted SET v = 'applied', "Fence It" = 2 WHERE id = 2`)
+
 	// Renamed, it is the same table.
 	b.exec(`ALTER TABLE app.parted RENAME TO moved`)
 	b.refusedWith("WG008", `UPDATE app.moved SET v = 'x'`)
