@@ -228,6 +228,8 @@ func TestGuardOfOddTables(t *testing.T) {
 	}
 	require.EqualValues(t, 34, query[int64](b, `SELECT "Fence It" FROM app.parted WHERE id = 1 AND region = 'a'`))
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.tombstone`), "a move is no delete")
+	b.exec(`UPDATE app.parted SET region = 'b', "Fence It" = 36 WHERE id = 1 AND "Fence It" < 36; UPDATE app.parted SET region = 'a', "Fence It" = 38 WHERE id = 1 AND "Fence It" < 38`)
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.tombstone`), "nor by the same statement from elsewhere")
 	b.refusedWith("WG008", `UPDATE app.parted SET region = 'b' WHERE id = 1`)
 	b.refusedWith("WG007", `UPDATE app.parted SET "Fence It" = 3 WHERE id = 1`)
 	b.refusedWith("WG008", `DELETE FROM app.parted_a WHERE id = 1`)

@@ -385,17 +385,20 @@ func TestInTxWhoseCommitFails(t *testing.T) {
 			IF NEW.v = 'slow' THEN PERFORM pg_sleep(60); ELSE RAISE EXCEPTION 'not this one'; END IF; RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON app.things DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION app.slow()`)
 	lease := b.acquire(b.client(leasedb.Config{TTL: time.Second}), "x") // which the commit may take
-	for v, want := range map[string]string{"slow": "it was rolled back", "fails": "not this one"} {
+	for v, want := range map[string]string{
+		"slow":  "it was rolled back|25P04", // from 17 on the server itself ends it
+		"fails": "not this one",
+	} {
 		err := b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := table.In(tx).Update(ctx, lease, key(10), fencedb.Set{"v": v})
 			return err
 		})
-		require.ErrorContains(t, err, want)
+		require.Error(t, err)
+		require.Regexp(t, want, err.Error())
 		require.NotErrorIs(t, err, fencedb.ErrUnknown)
 	}
-	err := error(nil)
 	// A statement that failed and was ignored.
-	err = b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+	err := b.gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
 		_, _ = tx.Exec(ctx, `SELECT 1 / 0`)
 		return nil
 	})
