@@ -19,8 +19,8 @@ import (
 //
 // It is Applied if it changed a row, which PostgreSQL tells of the outer statement: that has to be the INSERT, UPDATE,
 // DELETE or MERGE, not a SELECT around it. A DELETE leaves no tombstone; that takes [Table.Delete]. With [Target] the gate finds out why it did not, and records a refusal; without, that
-// is [Unmatched]. With strength [Live] the lease is locked by a statement before it, in the same transaction, and a guard
-// is told of the write by one: three more round trips on the pool. The text is part of the statement: never make it out of what somebody else has written.
+// is [Unmatched]. With strength [Live] the lease is locked by a statement before it, in the same transaction, and under rule term a
+// guard is told of the write by one: three more round trips on the pool. The text is part of the statement: never make it out of what somebody else has written.
 //
 // Options: [WithRule], [WithStrength], [Target], [Returning], [ReturningAll].
 func (g *Gate) Exec(ctx context.Context, lease Lease, statement string, args Args, options ...WriteOption) (Outcome, error) {
@@ -31,9 +31,9 @@ func (g *Gate) Exec(ctx context.Context, lease Lease, statement string, args Arg
 	if err := w.aim(); err != nil {
 		return Failed, err
 	}
-	if w.live() || w.marks() {
+	if w.live() || w.marks() && w.options.rule == Term {
 		if w.in != nil && !w.in.ends {
-			return Failed, w.invalid("strength live, or a guard, takes two statements in one transaction: give InSQL a *sql.Tx")
+			return Failed, w.invalid("strength live, or rule term, takes two statements in one transaction: give InSQL a *sql.Tx")
 		}
 		w.first = true
 	}

@@ -80,7 +80,6 @@ type Table struct {
 	fenceCol string
 	rule     Rule
 	strength Strength
-	guarded  bool // a guard looks at its writes
 	leases   bool // schema fence is in this database: there are leases to be Live, and an audit
 	columns  map[string]column
 	names    []string   // of the columns, in the table's order
@@ -145,7 +144,7 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
  WHERE c.oid = pg_catalog.to_regclass($1::text)`
 
 const registeredSQL = `
-SELECT p.fence_column::text, p.rule, p.strength, p.guard <> 'off' FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
+SELECT p.fence_column::text, p.rule, p.strength FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
 
 const columnSQL = `
 SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
@@ -275,7 +274,7 @@ func (t *Table) readRegister(ctx context.Context, s link, oid int64) (bool, erro
 		return false, err
 	}
 	var rule, strength string
-	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength, &t.guarded)
+	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength)
 	if errors.Is(err, errNoRow) {
 		return false, nil
 	}

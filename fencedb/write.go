@@ -361,10 +361,11 @@ func (w *write) allowed(s *statement) string {
 	return b.String()
 }
 
-// marks says that a guard has to be told that this is the gate's write: it may not show, as a second one under rule term
-// does not. An entered transaction, which a Live write makes of its own, tells it already.
+// marks says that a guard, should there be one, has to be told that this is the gate's write, because it may not show, as a
+// second one of a row under rule term does not. Whether there is one now, only the table knows. An entered transaction, which
+// a Live write makes of its own, tells it already.
 func (w *write) marks() bool {
-	return w.table != nil && w.table.guarded && !w.pinned && !w.live()
+	return w.table != nil && w.table.leases && !w.pinned && !w.live() && (w.kind != "update" || w.options.rule == Term)
 }
 
 func (w *write) mark(s *statement) string {
@@ -372,11 +373,7 @@ func (w *write) mark(s *statement) string {
 }
 
 func (w *write) liveCall(s *statement) string {
-	function := "fence.live("
-	if w.table != nil && w.table.guarded {
-		function = "fence.live_entered("
-	}
-	return function + s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence) + ")"
+	return "fence.live_entered(" + s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence) + ")"
 }
 
 func (w *write) requestArgs(s *statement) string {

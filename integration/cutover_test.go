@@ -77,7 +77,7 @@ func TestCutOverByLogicalReplication(t *testing.T) {
 			fence := a.work()
 			tables := "app.orders"
 			if ours {
-				tables += ", fence.lease, fence.term, fence.tombstone, fence.rejection"
+				tables += ", fence.lease, fence.term, fence.tombstone"
 			}
 			a.exec(`CREATE PUBLICATION moving FOR TABLE ` + tables)
 			from := old.TCP("postgres")

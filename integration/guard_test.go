@@ -174,6 +174,11 @@ func TestForgedEntry(t *testing.T) {
 	b.refusedWith("WG009", `INSERT INTO app.orders (id, v, last_fence) VALUES (9, 'x', 999)`)
 	b.refusedWith("WG008", `SET fence.marked = '999'; DELETE FROM app.orders WHERE id = 1; UPDATE app.orders SET v = 'x' WHERE id = 2`)
 
+	b.refusedWith("WG008", `SET fence.marked = '2'; UPDATE app.orders SET v = 'x' WHERE id = 1`)
+	b.exec(`ALTER TABLE app.orders DISABLE TRIGGER USER; UPDATE app.orders SET last_fence = 2 WHERE id = 3; ALTER TABLE app.orders ENABLE TRIGGER USER`)
+	b.refusedWith("WG008", `SET fence.marked = '2'; UPDATE app.orders SET v = 'x' WHERE id = 3`)
+	b.refusedWith("WG008", `SET fence.marked = '2'; DELETE FROM app.orders WHERE id = 3`)
+
 	// What one transaction was given does not help the next, also if it has kept it.
 	session := b.session()
 	_, err := session.Exec(ctx, fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d)`, a.Token(), a.Fence()))
@@ -299,4 +304,107 @@ func TestInTxIsEntered(t *testing.T) {
 		_, err := b.pool.Exec(ctx, `UPDATE app.orders SET v = 'x'`)
 		require.ErrorContains(t, err, "WG008")
 	}
+}
+
+// Processes that run on while a guard is installed, removed and changed notice nothing of it; and what is not said of a table
+// when it is protected again stays as it was.
+func TestGuardIsInstalledUnderRunningProcesses(t *testing.T) {
+	for _, strength := range []fencedb.Strength{fencedb.Fenced, fencedb.Live} {
+		t.Run(string(strength), func(t *testing.T) {
+			ctx := context.Background()
+			b := newBed(t)
+			b.exec(`SELECT fence.protect('app.orders', 'term', '` + string(strength) + `')`)
+			table := b.table()
+			lease := b.acquire(b.client(leasedb.Config{TTL: time.Hour}), "x")
+			for _, guard := range []string{"off", "observe", "enforce"} {
+				b.exec(`SELECT fence.protect('app.orders', guard => '` + guard + `')`)
+				for _, id := range []int{1, 2} {
+					_, err := table.Update(ctx, lease, fencedb.Key{"id": id}, fencedb.Set{"v": guard})
+					require.NoError(t, err, guard)
+				}
+				_, err := table.UpdateMany(ctx, lease, []fencedb.Row{{Key: order1, Set: fencedb.Set{"v": "many"}}})
+				require.NoError(t, err)
+				_, err = table.Upsert(ctx, lease, order1, fencedb.Set{"v": "upsert"})
+				require.NoError(t, err)
+				_, err = b.gate.Exec(ctx, lease, `UPDATE app.orders SET v = 'exec', last_fence = @fence WHERE id = 1 AND last_fence <= @fence`, nil, fencedb.Target(table, order1))
+				require.NoError(t, err)
+				_, err = table.Delete(ctx, lease, fencedb.Key{"id": 3})
+				require.NoError(t, err)
+				_, err = table.Insert(ctx, lease, fencedb.Set{"id": 3, "v": "back"})
+				require.NoError(t, err)
+			}
+			require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.observation`))
+			require.Equal(t, "term "+string(strength)+" last_fence enforce", query[string](b, `SELECT concat_ws(' ', rule, strength, fence_column, guard) FROM fence.protected_table`))
+			_, err := b.pool.Exec(ctx, `SELECT fence.protect('app.orders', fence_column => 'another')`)
+			require.ErrorContains(t, err, "column last_fence holds fences up to")
+		})
+	}
+}
+
+// Deletes keep the row's fence whoever makes them, and whatever waits for them; NULL is no way around it.
+func TestGuardedDeletes(t *testing.T) {
+	ctx := context.Background()
+	b := guarded(t, `guard => 'enforce', unfenced => 'allow'`)
+	newer, older := fencedb.Static("x", 34, "B"), fencedb.Static("x", 32, "A")
+	table := b.table()
+	_, err := table.Update(ctx, newer, order1, fencedb.Set{"v": "B"})
+	require.NoError(t, err)
+	tx, err := b.pool.Begin(ctx)
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, `DELETE FROM app.orders WHERE id = 1`)
+	require.NoError(t, err)
+	refused := make(chan error, 1)
+	go func() {
+		_, err := table.Insert(ctx, older, fencedb.Set{"id": 1, "v": "A"})
+		refused <- err
+	}()
+	b.waitUntilBlocked()
+	require.NoError(t, tx.Commit(ctx))
+	require.ErrorIs(t, <-refused, fencedb.ErrStale)
+	_, err = b.pool.Exec(ctx, `INSERT INTO app.orders (id, v, last_fence) VALUES (1, 'x', NULL)`)
+	require.NoError(t, err)
+	require.EqualValues(t, 34, query[int64](b, fenceOf1), "a NULL is no fence, and the tombstone's is taken")
+
+	// A gate's write in the transaction does not make its other deletes the gate's.
+	b.exec(`CREATE TABLE app.lines (id int PRIMARY KEY, parent int REFERENCES app.orders ON DELETE CASCADE); SELECT fence.protect('app.lines', guard => 'enforce')`)
+	lines, err := b.gate.Table(ctx, "app.lines")
+	require.NoError(t, err)
+	_, err = lines.Insert(ctx, fencedb.Static("x", 30, "Z"), fencedb.Set{"id": 7, "parent": 1})
+	require.NoError(t, err)
+	_, err = table.Delete(ctx, fencedb.Static("x", 36, "C"), order1)
+	require.NoError(t, err)
+	_, err = lines.Insert(ctx, fencedb.Static("x", 28, "Y"), fencedb.Set{"id": 7})
+	require.ErrorIs(t, err, fencedb.ErrStale, "of the child as well")
+}
+
+// Observing refuses nothing: under any isolation level, whatever a row holds, whatever somebody has written into the settings,
+// and without anybody waiting for another.
+func TestObservingRefusesNothing(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`ALTER TABLE app.orders ADD j json DEFAULT '"\u0000"'; SELECT fence.protect('app.orders', guard => 'observe', strength => 'live')`)
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		var txs []pgx.Tx
+		for id := range 3 {
+			tx, err := b.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+			require.NoError(t, err)
+			_, err = tx.Exec(ctx, `SET LOCAL fence.entered = '999999999999999999:`+strings.Repeat("0", 64)+`'; SET LOCAL fence.marked = '9999999999999999999'`)
+			require.NoError(t, err)
+			_, err = tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = '5s'; UPDATE app.orders SET v = 'plain' WHERE id = %d`, id+1))
+			require.NoError(t, err)
+			txs = append(txs, tx) // all at once
+		}
+		for _, tx := range txs {
+			require.NoError(t, tx.Commit(ctx))
+		}
+		for _, sql := range []string{`DELETE FROM app.orders WHERE id = 3`, `INSERT INTO app.orders VALUES (3, 'back')`, `UPDATE app.orders SET last_fence = 999 WHERE id = 2`, `UPDATE app.orders SET last_fence = 1 WHERE id = 2`} {
+			tx, err := b.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+			require.NoError(t, err)
+			_, err = tx.Exec(ctx, sql)
+			require.NoError(t, err, sql)
+			require.NoError(t, tx.Commit(ctx))
+		}
+	}
+	b.exec(`ALTER TABLE app.orders RENAME id TO number; DELETE FROM app.orders WHERE number = 3; INSERT INTO app.orders VALUES (3, 'back')`)
+	require.Positive(t, query[int](b, `SELECT count(*) FROM fence.observation`))
 }

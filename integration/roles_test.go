@@ -90,16 +90,11 @@ func TestRoles(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "enforce", tables[0].Guard)
 	require.Empty(t, tables[0].Wrong)
-
-	keeper, keeperRole := b.as("keeper")
-	b.exec(`GRANT USAGE, CREATE ON SCHEMA app TO ` + keeperRole)
-	for _, sql := range []string{
-		`CREATE TABLE app.kept (id int PRIMARY KEY)`, `SELECT fence.protect('app.kept', guard => 'enforce')`, `SELECT fence.protect('app.kept', guard => 'observe')`,
-		`SELECT fence.unprotect('app.kept')`, `SELECT fence.prune()`,
-	} {
-		_, err := keeper.Exec(ctx, sql)
-		require.NoError(t, err, sql)
-	}
+	findings, err := audit.Findings(ctx, auditor, b.cfg.Database)
+	require.NoError(t, err)
+	require.Equal(t, "table-unreadable", findings[0].ID, "it has no rights on the application's tables, and says so")
+	_, err = auditor.Exec(ctx, `SELECT version_id FROM fence.goose_db_version`)
+	require.NoError(t, err)
 
 	everybody := []string{
 		`SELECT token FROM fence.lease`, `SELECT revoked FROM fence.lease`, `SELECT key FROM fence.secret`, `UPDATE fence.lease SET fence = 99`,
@@ -110,10 +105,10 @@ func TestRoles(t *testing.T) {
 		`ALTER TABLE app.orders DISABLE TRIGGER ALL`,
 	}
 	notHolders := []string{`SELECT fence.acquire('y', 'h', '1s', gen_random_uuid())`, `SELECT fence.enter('x', gen_random_uuid(), 2)`, `SELECT fence.record_rejections('[]')`}
-	notKeepers := []string{`SELECT fence.protect('app.orders')`, `SELECT fence.unprotect('app.orders')`, `INSERT INTO fence.protected_table (relation) VALUES ('app.orders')`,
+	notOwners := []string{`SELECT fence.protect('app.orders')`, `SELECT fence.unprotect('app.orders')`, `INSERT INTO fence.protected_table (relation) VALUES ('app.orders')`,
 		`SELECT fence.prune()`, `DELETE FROM fence.tombstone`}
 	for who, tries := range map[*pgxpool.Pool][]string{
-		holder: append(notKeepers, `SELECT * FROM fence.rejection`, `SELECT holder FROM fence.lease`, `SELECT * FROM fence.request`), auditor: append(notHolders, notKeepers...), keeper: notHolders,
+		holder: append(notOwners, `SELECT * FROM fence.rejection`, `SELECT holder FROM fence.lease`, `SELECT * FROM fence.request`), auditor: append(notHolders, notOwners...),
 	} {
 		for _, sql := range append(tries, everybody...) {
 			_, err := who.Exec(ctx, sql)
@@ -135,6 +130,39 @@ func TestRoles(t *testing.T) {
 		_, err := b.pool.Exec(ctx, `SELECT `+bad)
 		require.Error(t, err)
 	}
+}
+
+// A guard runs with the rights of the schema's owner, on tables and with types that are somebody else's: nothing of theirs runs
+// with those rights.
+func TestGuardRunsNothingOfTheTableOwners(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	role := "wg_own_" + b.cfg.Database
+	b.exec(`CREATE ROLE ` + role + `; CREATE SCHEMA own AUTHORIZATION ` + role)
+	t.Cleanup(func() { b.exec(`DROP OWNED BY ` + role + ` CASCADE; DROP ROLE ` + role) })
+	owner := b.session()
+	_, err := owner.Exec(ctx, `SET SESSION AUTHORIZATION `+role+`; CREATE TABLE own.mine (id int PRIMARY KEY)`)
+	require.NoError(t, err)
+	b.exec(`SELECT fence.protect('own.mine', guard => 'observe')`)
+	_, err = owner.Exec(ctx, `CREATE TABLE own.loot (who text, what text); CREATE TYPE own.trap AS ENUM ('a');
+		CREATE FUNCTION own.evil() RETURNS text LANGUAGE plpgsql AS $$ BEGIN INSERT INTO own.loot VALUES (current_user, 'x'); RETURN 'x'; END $$;
+		CREATE FUNCTION own.evil(own.trap) RETURNS json LANGUAGE plpgsql AS $$ BEGIN PERFORM own.evil(); RETURN '1'; END $$;
+		CREATE FUNCTION own.evil_text(own.trap) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RETURN own.evil(); END $$;
+		CREATE FUNCTION own.evil_bigint(own.trap) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN PERFORM own.evil(); RETURN 1; END $$;
+		CREATE CAST (own.trap AS json) WITH FUNCTION own.evil(own.trap); CREATE CAST (own.trap AS text) WITH FUNCTION own.evil_text(own.trap) AS IMPLICIT;
+		CREATE CAST (own.trap AS bigint) WITH FUNCTION own.evil_bigint(own.trap) AS IMPLICIT;
+		ALTER TABLE own.mine ADD c own.trap; INSERT INTO own.mine VALUES (1, 0, 'a'); UPDATE own.mine SET last_fence = 4; DELETE FROM own.mine;
+		INSERT INTO own.mine VALUES (1, 0, 'a'), (2, 0, 'a')`)
+	require.NoError(t, err)
+	_, err = owner.Exec(ctx, `ALTER TABLE own.mine ALTER last_fence DROP DEFAULT, ALTER last_fence TYPE own.trap USING 'a'`)
+	require.NoError(t, err)
+	_, err = b.session().Exec(ctx, `SET SESSION AUTHORIZATION `+role+`; UPDATE own.mine SET c = 'a'`) // without a plan from before
+	require.ErrorContains(t, err, "is not bigint any more")
+	// The trigger is not theirs to make, with arguments of their choosing.
+	_, err = owner.Exec(ctx, `CREATE TRIGGER t BEFORE DELETE ON own.mine FOR EACH ROW EXECUTE FUNCTION fence.guard('observe', 'allow', '', 'last_fence', '', 'ROW(own.evil())')`)
+	require.ErrorContains(t, err, "42501")
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM own.loot WHERE who <> '`+role+`'`))
+	b.exec(`SELECT fence.unprotect('own.mine')`)
 }
 
 // Decoys in schemas of a tenant's, in front of ours and of the system's, change nothing. (C30)

@@ -244,7 +244,7 @@ BEGIN
     END IF;
     IF NOT v_found THEN
         PERFORM set_config('lock_timeout', '2s', true);
-        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint NOT NULL DEFAULT 0', protect.relation, protect.fence_column);
+        EXECUTE format('ALTER TABLE %s ADD COLUMN IF NOT EXISTS %I bigint NOT NULL DEFAULT 0', protect.relation, protect.fence_column);
         PERFORM set_config('lock_timeout', v_wait, true);
     ELSIF NOT EXISTS (SELECT 1 FROM fence.protected_table p
                        WHERE p.relation = protect.relation AND p.fence_column = protect.fence_column) THEN

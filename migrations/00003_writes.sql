@@ -90,7 +90,9 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_role name := coalesce(nullif(current_setting('role'), 'none'), session_user);
 BEGIN
-    IF NOT has_table_privilege(v_role, may.relation, may.privileges) THEN
+    -- A right on a few columns will do for what may be given so.
+    IF NOT has_table_privilege(v_role, may.relation, may.privileges)
+       AND (may.privileges = 'DELETE' OR NOT has_any_column_privilege(v_role, may.relation, replace(may.privileges, ', DELETE', ''))) THEN
         RAISE EXCEPTION 'permission denied for table %', may.relation USING ERRCODE = '42501',
             DETAIL = format('Role %I has none of these rights on it: %s.', v_role, may.privileges);
     END IF;
@@ -155,14 +157,18 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- fence.request_result returns what was kept of a request that was applied; no row if it was not.
+-- fence.request_result returns what was kept of a request that was applied; no row if it was not. What it returned is for
+-- roles that may read the table.
 -- +goose StatementBegin
 CREATE FUNCTION fence.request_result(lease_name text, fence bigint, id text)
 RETURNS TABLE (kind text, relation regclass, key_hash bigint, key_check bigint, returned text[], result jsonb)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY SELECT r.kind, r.relation, r.key_hash, r.key_check, r.returned, r.result FROM fence.request r
+    RETURN QUERY SELECT r.kind, r.relation, r.key_hash, r.key_check, r.returned,
+                        CASE WHEN has_any_column_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, r.relation, 'SELECT')
+                             THEN r.result END
+      FROM fence.request r
      WHERE r.fence = request_result.fence AND r.lease_name = request_result.lease_name AND r.id = request_result.id;
 END $$;
 -- +goose StatementEnd

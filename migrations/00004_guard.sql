@@ -30,14 +30,13 @@ CREATE TABLE fence.observation (
     application_name text        NOT NULL,
     db_user          name        NOT NULL,
     first_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-    row_key          jsonb,
     old_fence        bigint,
     new_fence        bigint,
     entered          bigint,
-    PRIMARY KEY (relation, operation, finding, application_name, db_user),
     CONSTRAINT observation_finding CHECK (finding IN ('unfenced', 'lowered', 'stale', 'unproven', 'truncated'))
 );
-COMMENT ON TABLE fence.observation IS 'who does what guards would refuse, or count: the first of each kind, as an example';
+CREATE INDEX observation_kind_idx ON fence.observation (relation, operation, finding, application_name, db_user);
+COMMENT ON TABLE fence.observation IS 'who does what guards would refuse, or count: the first of each kind, as an example; two at once may both be. Delete from it at will';
 
 -- fence.enter makes the transaction one of this grant's, as fence.pin does, and lets every write to a guarded table in it be
 -- checked and stamped: whatever sends it, an ORM, psql, another language. Call it first in the transaction; outside of one
@@ -110,7 +109,7 @@ BEGIN
     IF v_setting IS NULL OR v_setting = '' THEN
         RETURN NULL;
     END IF;
-    IF v_setting !~ '^[0-9]{1,19}:[0-9a-f]{64}$' THEN
+    IF v_setting !~ '^[0-9]{1,18}:[0-9a-f]{64}$' THEN
         RETURN NULL;
     END IF;
     v_fence := split_part(v_setting, ':', 1)::bigint;
@@ -129,46 +128,57 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_setting text := current_setting('fence.marked', true);
 BEGIN
-    IF v_setting IS NULL OR v_setting !~ '^[0-9]{1,19}$' THEN
+    IF v_setting IS NULL OR v_setting !~ '^[0-9]{1,18}$' THEN
         RETURN NULL;
     END IF;
     RETURN v_setting::bigint;
 END $$;
 -- +goose StatementEnd
 
--- fence.keys_of returns, for each key of a table, the SQL of its row value, in which $1 is a row of it, as the gate hashes
--- it; columns in the order of their names' bytes, and the text of those whose types have no hash function.
+-- fence.keys_of returns, for each key of a table, its columns' names as a JSON array, in the order of their bytes, as the
+-- gate hashes them. Keys with columns of types that have no hash function are left out: the gate knows them by their text.
 -- +goose StatementBegin
 CREATE FUNCTION fence.keys_of(relation regclass) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     k      record;
-    a      record;
-    v_row  text;
     v_keys text[] := '{}';
 BEGIN
-    FOR k IN SELECT i.indrelid, i.indkey[0:i.indnkeyatts - 1] AS columns FROM pg_index i
+    FOR k IN SELECT (SELECT json_agg(x.attname ORDER BY x.attname::text COLLATE "C")::text FROM pg_attribute x
+                      WHERE x.attrelid = i.indrelid AND x.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) AS names,
+                    (SELECT string_agg('NULL::' || format_type(x.atttypid, -1), ', ') FROM pg_attribute x
+                      WHERE x.attrelid = i.indrelid AND x.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) AS nulls
+               FROM pg_index i
               WHERE i.indrelid = keys_of.relation AND i.indisunique AND i.indimmediate AND i.indisvalid
                 AND i.indpred IS NULL AND i.indexprs IS NULL
                 AND NOT EXISTS (SELECT 1 FROM pg_attribute x WHERE x.attrelid = i.indrelid AND NOT x.attnotnull
                                   AND x.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))
               ORDER BY i.indisprimary DESC, i.indexrelid
     LOOP
-        v_row := '';
-        FOR a IN SELECT x.attname, x.atttypid FROM pg_attribute x WHERE x.attrelid = k.indrelid AND x.attnum = ANY (k.columns)
-                  ORDER BY x.attname::text COLLATE "C"
-        LOOP
-            BEGIN
-                EXECUTE format('SELECT hash_record_extended(ROW(NULL::%s), 0)', format_type(a.atttypid, -1));
-                v_row := v_row || format(', ($1).%I', a.attname);
-            EXCEPTION WHEN undefined_function THEN
-                v_row := v_row || format(', (($1).%I)::text', a.attname);
-            END;
-        END LOOP;
-        v_keys := v_keys || ('ROW(' || substr(v_row, 3) || ')');
+        BEGIN
+            EXECUTE format('SELECT hash_record_extended(ROW(%s), 0)', k.nulls);
+            v_keys := v_keys || k.names;
+        EXCEPTION WHEN undefined_function THEN
+            CONTINUE;
+        END;
     END LOOP;
     RETURN v_keys;
+END $$;
+-- +goose StatementEnd
+
+-- fence.row_value is the SQL of a key's value, in which $1 is the row. From names alone: what runs with the owner's rights
+-- must not run SQL, or casts, that whoever made the trigger or the table has chosen.
+-- +goose StatementBegin
+CREATE FUNCTION fence.row_value(names text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_value text;
+BEGIN
+    SELECT 'ROW(' || string_agg(format('($1).%I', n.name), ', ' ORDER BY n.i) || ')' INTO v_value
+      FROM json_array_elements_text(row_value.names::json) WITH ORDINALITY n (name, i);
+    RETURN v_value;
 END $$;
 -- +goose StatementEnd
 
@@ -176,9 +186,13 @@ END $$;
 -- table's strength is live or in_tx), the fence column, whether the table is partitioned, and its keys, as fence.keys_of has
 -- them. Nothing in them changes when the table is renamed, or restored elsewhere.
 --
--- A write is fenced if its transaction was entered (fence.enter, and Live writes of the gate), or if it raises the row's
--- fence as the gate's one statement does, or if the gate has marked the transaction. In an entered transaction every
--- write is stamped with its fence. Whoever writes, a row's fence does not fall.
+-- A write is fenced if its transaction was entered (fence.enter, and Live writes of the gate), or, where no proof is wanted, if
+-- it raises the row's fence as the gate's one statement does, or if the gate has marked the transaction. In an entered
+-- transaction every write is stamped with its fence. Whoever writes, a row's fence does not fall, and whoever deletes, a
+-- tombstone keeps it.
+--
+-- It runs with the owner's rights, for the secret and the tombstones. So it touches nothing of a row but the fence, which has
+-- to be a bigint, and the hashes of its keys: a cast or a function of the table owner's would run with them.
 --
 -- It raises: WG006 the row has seen a newer fence; WG007 the row's fence would fall; WG008 the write comes under no fence;
 -- WG009 the fence is raised without proof of holding it; WG010 TRUNCATE, which would forget all fences. It never returns
@@ -193,49 +207,84 @@ DECLARE
     v_old     bigint := 0;
     v_new     bigint := 0;
     v_entered bigint;
+    v_marked  bigint;
     v_floor   bigint := 0;
     v_finding text;
-    v_one     bigint;
+    v_moving  text;
+    v_hash    bigint[] := '{}';
+    v_check   bigint[] := '{}';
+    h         record;
 BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        v_old := OLD.last_fence;
-        v_new := NEW.last_fence;
-        -- What nearly every write is: the gate's.
-        IF v_new > v_old AND NOT v_proof THEN
-            IF coalesce(current_setting('fence.entered', true), '') <> '' THEN
-                v_entered := fence.entered();
-            END IF;
-            IF v_entered IS NULL OR v_new >= v_entered - 1 THEN
-                IF TG_ARGV[4] = 'partitioned' THEN -- it may become a delete here and an insert there
-                    PERFORM set_config('fence.marked', v_new::text, true);
-                END IF;
-                RETURN NEW;
-            END IF;
+    IF TG_OP IN ('UPDATE', 'DELETE') THEN
+        IF pg_typeof(OLD.last_fence) <> 'bigint'::regtype THEN
+            RAISE EXCEPTION 'column % of % is not bigint any more', TG_ARGV[3], v_table USING ERRCODE = 'WG003';
         END IF;
-    ELSIF TG_OP = 'DELETE' THEN
         v_old := OLD.last_fence;
-    ELSIF TG_OP = 'INSERT' THEN
-        v_new := NEW.last_fence;
-    ELSE
-        v_finding := 'truncated';
     END IF;
-    v_entered := coalesce(v_entered, fence.entered());
+    IF TG_OP IN ('UPDATE', 'INSERT') THEN
+        IF pg_typeof(NEW.last_fence) <> 'bigint'::regtype THEN
+            RAISE EXCEPTION 'column % of % is not bigint any more', TG_ARGV[3], v_table USING ERRCODE = 'WG003';
+        END IF;
+        v_new := coalesce(NEW.last_fence, 0);
+    END IF;
+    IF coalesce(current_setting('fence.entered', true), '') <> '' THEN
+        v_entered := fence.entered();
+    END IF;
+    -- What nearly every write is: the gate's.
+    IF TG_OP = 'UPDATE' AND v_new > v_old AND NOT v_proof AND TG_ARGV[4] = '' AND (v_entered IS NULL OR v_new >= v_entered - 1) THEN
+        RETURN NEW;
+    END IF;
+    IF NOT v_proof THEN
+        v_marked := fence.marked();
+    END IF;
 
-    IF v_finding IS NULL AND TG_OP <> 'DELETE' AND v_new IS NULL THEN
-        v_new := 0; -- an explicit NULL, which the column refuses by itself
-    ELSIF TG_OP = 'INSERT' AND EXISTS (SELECT 1 FROM fence.tombstone t WHERE t.relation = v_table) THEN
+    -- The keys of the row that goes, or comes. An update of a partitioned table may be both, of which more below.
+    IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND TG_ARGV[4] <> ''
+       OR TG_OP = 'INSERT' AND EXISTS (SELECT 1 FROM fence.tombstone t WHERE t.relation = v_table) THEN
         FOR i IN 5..TG_NARGS - 1 LOOP
-            EXECUTE format('SELECT fence.%s($2, hash_record_extended(%2$s, 0), hash_record_extended(%2$s, 1))',
-                           CASE WHEN v_entered IS NULL THEN 'buried' ELSE 'floor' END, TG_ARGV[i])
-               INTO v_one USING NEW, v_table;
-            v_floor := greatest(v_floor, v_one);
+            BEGIN
+                IF TG_OP = 'INSERT' THEN
+                    EXECUTE format('SELECT hash_record_extended(%1$s, 0) AS h, hash_record_extended(%1$s, 1) AS c', fence.row_value(TG_ARGV[i])) INTO h USING NEW;
+                ELSE
+                    EXECUTE format('SELECT hash_record_extended(%1$s, 0) AS h, hash_record_extended(%1$s, 1) AS c', fence.row_value(TG_ARGV[i])) INTO h USING OLD;
+                END IF;
+            EXCEPTION WHEN undefined_column THEN
+                IF TG_ARGV[0] = 'enforce' THEN
+                    RAISE EXCEPTION 'a key of % has other columns than when its guard was installed: %', v_table, TG_ARGV[i]
+                        USING ERRCODE = 'WG003', HINT = 'SELECT fence.protect(…) once more, which installs it anew.';
+                END IF;
+                CONTINUE;
+            END;
+            v_hash := v_hash || h.h;
+            v_check := v_check || h.c;
+        END LOOP;
+    END IF;
+    -- An update that moves a row to another partition is followed by a delete here and an insert there.
+    IF TG_ARGV[4] <> '' AND TG_OP = 'UPDATE' THEN
+        v_moving := v_old || ':' || coalesce(v_hash[1], 0);
+    ELSIF TG_ARGV[4] <> '' AND TG_OP IN ('DELETE', 'INSERT') THEN
+        v_moving := coalesce(current_setting('fence.moving', true), '');
+        IF TG_OP = 'DELETE' AND v_moving = v_old || ':' || coalesce(v_hash[1], 0) || ':' || fence.signature(hashint8extended(coalesce(v_hash[1], 0), v_old)) THEN
+            PERFORM set_config('fence.moving', 'insert:' || fence.signature(-1), true);
+            RETURN OLD;
+        ELSIF TG_OP = 'INSERT' AND v_moving = 'insert:' || fence.signature(-1) THEN
+            PERFORM set_config('fence.moving', '', true);
+            RETURN NEW; -- looked at as the update that it is
+        END IF;
+    END IF;
+    IF TG_OP IN ('INSERT', 'DELETE') THEN
+        FOR i IN 1..coalesce(array_length(v_hash, 1), 0) LOOP
+            -- The lock is what an insert that waits for a delete has to wait for. Under another isolation level it would not
+            -- see what it waited for, and what is not entered must not fail for that.
+            v_floor := greatest(v_floor, CASE WHEN current_setting('transaction_isolation') = 'read committed'
+                THEN fence.floor(v_table, v_hash[i], v_check[i]) ELSE fence.buried(v_table, v_hash[i], v_check[i]) END);
         END LOOP;
     END IF;
 
-    IF v_finding IS NOT NULL THEN
-        NULL;
+    IF TG_OP = 'TRUNCATE' THEN
+        v_finding := 'truncated';
     ELSIF v_entered IS NOT NULL THEN
-        IF greatest(v_old, v_floor) > v_entered THEN
+        IF greatest(v_old, CASE TG_OP WHEN 'INSERT' THEN v_floor ELSE 0 END) > v_entered THEN
             v_finding := 'stale';
         ELSIF v_new > v_entered AND v_proof THEN
             v_finding := 'unproven';
@@ -244,16 +293,16 @@ BEGIN
             v_new := NEW.last_fence;
         END IF;
     ELSIF TG_OP = 'DELETE' THEN
-        IF coalesce(fence.marked() < v_old, true) THEN
+        IF coalesce(v_marked < v_old, true) THEN
             v_finding := 'unfenced';
         END IF;
-    ELSIF v_new < greatest(v_old, v_floor) AND NOT (TG_OP = 'INSERT' AND v_new = 0) THEN
+    ELSIF v_new < greatest(v_old, CASE TG_OP WHEN 'INSERT' THEN v_floor ELSE 0 END) AND NOT (TG_OP = 'INSERT' AND v_new = 0) THEN
         v_finding := 'lowered';
     ELSIF v_new > v_old THEN
         IF v_proof THEN
             v_finding := 'unproven';
         END IF;
-    ELSIF v_new = 0 OR coalesce(fence.marked() <> v_new, true) THEN
+    ELSIF v_new = 0 OR coalesce(v_marked <> v_new, true) THEN
         v_finding := 'unfenced';
     END IF;
 
@@ -277,33 +326,40 @@ BEGIN
                   TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
     ELSIF v_finding IS NOT NULL THEN
         PERFORM nextval('fence.guard_observed');
-        IF NOT EXISTS (SELECT 1 FROM fence.observation o
-                        WHERE o.relation = v_table AND o.operation = TG_OP AND o.finding = v_finding
-                          AND o.application_name = current_setting('application_name') AND o.db_user = session_user) THEN
-            INSERT INTO fence.observation (relation, operation, finding, application_name, db_user, row_key, old_fence, new_fence, entered)
-            VALUES (v_table, TG_OP, v_finding, current_setting('application_name'), session_user,
-                    CASE TG_OP WHEN 'DELETE' THEN to_jsonb(OLD) WHEN 'TRUNCATE' THEN NULL ELSE to_jsonb(NEW) END,
-                    v_old, v_new, v_entered)
-            ON CONFLICT DO NOTHING;
+        -- Under SERIALIZABLE looking would be a conflict by itself. Whatever goes wrong here is not the write's business.
+        IF current_setting('transaction_isolation') <> 'serializable' AND NOT EXISTS (
+            SELECT 1 FROM fence.observation o
+             WHERE o.relation = v_table AND o.operation = TG_OP AND o.finding = v_finding
+               AND o.application_name = current_setting('application_name') AND o.db_user = session_user) THEN
+            BEGIN
+                INSERT INTO fence.observation (relation, operation, finding, application_name, db_user, old_fence, new_fence, entered)
+                VALUES (v_table, TG_OP, v_finding, current_setting('application_name'), session_user, v_old, v_new, v_entered);
+            EXCEPTION WHEN OTHERS THEN
+                NULL;
+            END;
         END IF;
     END IF;
 
     IF TG_OP = 'DELETE' THEN
-        -- The gate buries what it deletes by itself; of anything else the fence must not go with the row.
-        IF greatest(v_old, v_entered) > 0 AND coalesce(fence.marked() < v_old, true) THEN
-            FOR i IN 5..TG_NARGS - 1 LOOP
-                EXECUTE format('INSERT INTO fence.tombstone AS t (relation, key_hash, key_check, row_key, fence, lease_name)
-                                VALUES ($2, hash_record_extended(%1$s, 0), hash_record_extended(%1$s, 1), to_jsonb(%1$s), $3, '''')
-                                ON CONFLICT (relation, key_hash, key_check) DO UPDATE
-                                   SET fence = greatest(t.fence, excluded.fence), deleted_at = excluded.deleted_at', TG_ARGV[i])
-                  USING OLD, v_table, greatest(v_old, v_entered);
+        -- Whoever deletes it: the fence must not go with the row. The gate buries what it deletes besides.
+        IF greatest(v_old, v_entered) > 0 THEN
+            FOR i IN 1..coalesce(array_length(v_hash, 1), 0) LOOP
+                INSERT INTO fence.tombstone AS t (relation, key_hash, key_check, row_key, fence, lease_name)
+                VALUES (v_table, v_hash[i], v_check[i], '{}', greatest(v_old, v_entered), '')
+                ON CONFLICT (relation, key_hash, key_check) DO UPDATE
+                   SET fence = greatest(t.fence, excluded.fence), deleted_at = excluded.deleted_at;
             END LOOP;
         END IF;
         RETURN OLD;
     ELSIF TG_OP = 'TRUNCATE' THEN
         RETURN NULL; -- which a statement's trigger may return; it refuses nothing
     END IF;
-    NEW.last_fence := greatest(NEW.last_fence, v_old, v_floor);
+    IF NEW.last_fence IS NOT NULL OR TG_OP = 'INSERT' AND v_floor > 0 THEN
+        NEW.last_fence := greatest(v_new, v_old, CASE TG_OP WHEN 'INSERT' THEN v_floor ELSE 0 END);
+    END IF;
+    IF TG_OP = 'UPDATE' AND v_moving IS NOT NULL THEN
+        PERFORM set_config('fence.moving', v_moving || ':' || fence.signature(hashint8extended(coalesce(v_hash[1], 0), v_old)), true);
+    END IF;
     RETURN NEW;
 END $$;
 -- +goose StatementEnd
@@ -372,19 +428,21 @@ DROP FUNCTION fence.protect(regclass, text, text, name);
 DROP FUNCTION fence.unprotect(regclass);
 
 -- fence.protect makes a table ready for protected writes: it adds the fence column where that is missing (no rewrite: a
--- constant default), registers the table, and installs or removes its guard. Call it in your own migration; called again it
--- changes what it is told, and leaves the guard as it is where it is told nothing of it. It needs the table to itself for a
--- moment and gives up with 55P03 after two seconds rather than let readers queue. What cannot be safe is refused with WG003.
+-- constant default), registers the table, and installs or removes its guard. Call it in your own migration. What it is not
+-- told stays as it is registered; of a table that is not, it is rule once, strength fenced, column last_fence, no guard. It
+-- needs the table to itself for a moment and gives up with 55P03 after two seconds rather than let readers queue. What cannot
+-- be safe is refused with WG003.
 -- +goose StatementBegin
 CREATE FUNCTION fence.protect(
-    relation regclass, rule text DEFAULT 'once', strength text DEFAULT 'fenced', fence_column name DEFAULT 'last_fence',
+    relation regclass, rule text DEFAULT NULL, strength text DEFAULT NULL, fence_column name DEFAULT NULL,
     guard text DEFAULT NULL, unfenced text DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_wait text := current_setting('lock_timeout');
-    v_had  text;
+    v_held bigint;
+    p      record;
 BEGIN
     IF protect.guard NOT IN ('off', 'observe', 'enforce') THEN
         RAISE EXCEPTION 'guard %: want off, observe or enforce', quote_literal(protect.guard) USING ERRCODE = '22023';
@@ -392,12 +450,22 @@ BEGIN
     IF protect.unfenced NOT IN ('allow', 'count', 'refuse') THEN
         RAISE EXCEPTION 'unfenced %: want allow, count or refuse', quote_literal(protect.unfenced) USING ERRCODE = '22023';
     END IF;
-    SELECT p.guard INTO v_had FROM fence.protected_table p WHERE p.relation = protect.relation;
-    PERFORM fence.protect_column(protect.relation, protect.rule, protect.strength, protect.fence_column);
-    UPDATE fence.protected_table p
-       SET guard = coalesce(protect.guard, p.guard), unfenced = coalesce(protect.unfenced, p.unfenced)
-     WHERE p.relation = protect.relation;
-    IF coalesce(protect.guard, 'off') <> 'off' OR coalesce(v_had, 'off') <> 'off' THEN
+    SELECT x.rule, x.strength, x.fence_column, x.guard INTO p FROM fence.protected_table x WHERE x.relation = protect.relation;
+    IF protect.fence_column <> p.fence_column THEN
+        -- Another column knows nothing of the fences in the one before.
+        EXECUTE format('SELECT max(%I) FROM %s', p.fence_column, protect.relation) INTO v_held;
+        IF v_held > 0 THEN
+            RAISE EXCEPTION '% cannot be protected by column %: column % holds fences up to %', protect.relation,
+                quote_ident(protect.fence_column), quote_ident(p.fence_column), v_held USING ERRCODE = 'WG003',
+                HINT = format('ALTER TABLE %s RENAME %I TO %I keeps them; or fence.unprotect() the table first.', protect.relation, p.fence_column, protect.fence_column);
+        END IF;
+    END IF;
+    PERFORM fence.protect_column(protect.relation, coalesce(protect.rule, p.rule, 'once'), coalesce(protect.strength, p.strength, 'fenced'),
+                                 coalesce(protect.fence_column, p.fence_column, 'last_fence'));
+    UPDATE fence.protected_table x
+       SET guard = coalesce(protect.guard, x.guard), unfenced = coalesce(protect.unfenced, x.unfenced)
+     WHERE x.relation = protect.relation;
+    IF coalesce(protect.guard, 'off') <> 'off' OR coalesce(p.guard, 'off') <> 'off' THEN
         PERFORM set_config('lock_timeout', '2s', true);
         PERFORM fence.install_guard(protect.relation);
         PERFORM set_config('lock_timeout', v_wait, true);
@@ -441,6 +509,7 @@ REVOKE ALL ON FUNCTION
     fence.entered(),
     fence.marked(),
     fence.keys_of(regclass),
+    fence.row_value(text),
     fence.guard(),
     fence.install_guard(regclass),
     fence.protect_column(regclass, text, text, name),
@@ -490,6 +559,7 @@ DROP FUNCTION fence.protect_column(regclass, text, text, name);
 DROP FUNCTION fence.unprotect_column(regclass);
 DROP FUNCTION fence.install_guard(regclass);
 DROP FUNCTION fence.guard();
+DROP FUNCTION fence.row_value(text);
 DROP FUNCTION fence.keys_of(regclass);
 DROP FUNCTION fence.marked();
 DROP FUNCTION fence.entered();

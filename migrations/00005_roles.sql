@@ -1,4 +1,4 @@
--- Who may do what: the rights of an application, of an auditor, and of whoever sets tables up.
+-- Who may do what: the rights of an application, and of an auditor.
 
 -- +goose Up
 CREATE TABLE fence.allowed (
@@ -6,7 +6,7 @@ CREATE TABLE fence.allowed (
     what       text NOT NULL,
     allowed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (role, what),
-    CONSTRAINT allowed_what CHECK (what IN ('holder', 'auditor', 'keeper'))
+    CONSTRAINT allowed_what CHECK (what IN ('holder', 'auditor'))
 );
 COMMENT ON TABLE fence.allowed IS 'roles that fence.allow() has given rights to, so that later versions can give them what is new';
 
@@ -14,17 +14,15 @@ COMMENT ON TABLE fence.allowed IS 'roles that fence.allow() has given rights to,
 --   holder:  an application. It acquires, renews, releases and writes, and its refusals are recorded. It reads no other
 --            holder's token, moves no sequence, and writes into none of our tables but through functions that check.
 --   auditor: fencecheck, and people. It reads everything but tokens and the secret, and changes nothing.
---   keeper:  whoever protects tables and prunes: a migration's role that does not own schema fence. The first guard of a
---            fence column that is not named last_fence, and a table that comes with fences above those granted here, are
---            the owner's to set up.
+-- Protecting tables, and all that prunes and repairs, is the schema's owner's, who has to own those tables as well.
 -- Call it in your own migration; called again it does no harm. It is the schema's owner's to call.
 -- +goose StatementBegin
 CREATE FUNCTION fence.allow(role name, what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    IF allow.what IS NULL OR allow.what NOT IN ('holder', 'auditor', 'keeper') THEN
-        RAISE EXCEPTION 'what %: want holder, auditor or keeper', coalesce(quote_literal(allow.what), 'NULL') USING ERRCODE = '22023';
+    IF allow.what IS NULL OR allow.what NOT IN ('holder', 'auditor') THEN
+        RAISE EXCEPTION 'what %: want holder or auditor', coalesce(quote_literal(allow.what), 'NULL') USING ERRCODE = '22023';
     END IF;
     IF NOT EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = allow.role) THEN
         RAISE EXCEPTION 'role % does not exist', coalesce(quote_ident(allow.role), 'NULL') USING ERRCODE = '42704';
@@ -72,11 +70,12 @@ BEGIN
                 ON fence.lease TO %I', a.role);
             EXECUTE format('GRANT SELECT ON fence.term, fence.epoch, fence.protected_table, fence.rejection, fence.tombstone, fence.request,
                 fence.audit_loss, fence.observation, fence.allowed, fence.fence_seq, fence.guard_refused, fence.guard_observed TO %I', a.role);
-        WHEN 'keeper' THEN
-            EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON fence.protected_table, fence.tombstone, fence.request, fence.observation TO %I', a.role);
-            EXECUTE format('GRANT SELECT ON fence.fence_seq, fence.term TO %I', a.role);
-            EXECUTE format('GRANT EXECUTE ON FUNCTION fence.protect, fence.unprotect, fence.protect_column, fence.unprotect_column,
-                fence.install_guard, fence.keys_of, fence.guard, fence.prune, fence.tables_holding_fences TO %I', a.role);
+            IF to_regclass('fence.goose_db_version') IS NOT NULL THEN
+                EXECUTE format('GRANT SELECT ON fence.goose_db_version TO %I', a.role);
+            END IF;
+            IF to_regprocedure('fence.source_findings()') IS NOT NULL THEN
+                EXECUTE format('GRANT EXECUTE ON FUNCTION fence.source_findings() TO %I', a.role);
+            END IF;
         END CASE;
     END LOOP;
 END $$;

@@ -29,8 +29,10 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_last bigint;
+    v_max  bigint;
     s      record;
     h      record;
+    p      record;
 BEGIN
     SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END INTO v_last FROM fence.fence_seq q;
     SELECT x.seqtypid, x.seqincrement, x.seqcache, x.seqcycle, x.seqmax, c.relpersistence INTO s
@@ -45,12 +47,25 @@ BEGIN
     FOR h IN SELECT 'fence.lease' AS source, max(l.fence) AS max_fence FROM fence.lease l
              UNION ALL SELECT 'fence.term', max(t.fence) FROM fence.term t
              UNION ALL SELECT 'fence.tombstone of ' || b.relation::text, max(b.fence) FROM fence.tombstone b GROUP BY b.relation
-             UNION ALL SELECT t.relation::text, t.max_fence FROM fence.tables_holding_fences() t
     LOOP
         IF h.max_fence > v_last THEN
             finding := format('%s holds fences up to %s, and the next that is granted is %s: its holder would be refused', h.source, h.max_fence, v_last + 2);
             RETURN NEXT;
         END IF;
+    END LOOP;
+    FOR p IN SELECT x.relation, x.fence_column FROM fence.protected_table x ORDER BY x.relation::oid LOOP
+        BEGIN
+            EXECUTE format('SELECT max(%I) FROM %s', p.fence_column, p.relation) INTO v_max;
+            IF v_max > v_last THEN
+                id := 'sequence-behind';
+                finding := format('%s holds fences up to %s, and the next that is granted is %s: its holder would be refused', p.relation, v_max, v_last + 2);
+                RETURN NEXT;
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            id := 'table-unreadable';
+            finding := format('%s could not be looked at: %s', p.relation, SQLERRM);
+            RETURN NEXT;
+        END;
     END LOOP;
 END $$;
 -- +goose StatementEnd
@@ -61,6 +76,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 6 $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION fence.repair(text), fence.source_findings() FROM PUBLIC;
+SELECT fence.grant_allowed();
 
 -- +goose Down
 -- Refused for what the migrations before this would refuse as well.

@@ -56,7 +56,7 @@ longer, and tries again, with pauses, until --patience is over.`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, tables []string) error {
 			arguments := pgx.NamedArgs{
-				"rule": rule, "strength": strength, "column": column,
+				"rule": unlessEmpty(rule), "strength": unlessEmpty(strength), "column": unlessEmpty(column),
 				"guard": unlessEmpty(guard), "unfenced": unlessEmpty(unfenced),
 			}
 			return a.withEach(cmd, tables, patience, "protected", func(ctx context.Context, conn *pgx.Conn, table string) error {
@@ -66,9 +66,9 @@ longer, and tries again, with pauses, until --patience is over.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&rule, "rule", "once", "once or term")
-	cmd.Flags().StringVar(&strength, "strength", "fenced", "fenced, live or in_tx")
-	cmd.Flags().StringVar(&column, "fence-column", "last_fence", "the column that holds the fence")
+	cmd.Flags().StringVar(&rule, "rule", "", "once or term (default: as it is; once for a table that is new)")
+	cmd.Flags().StringVar(&strength, "strength", "", "fenced, live or in_tx (default: as it is; fenced for a table that is new)")
+	cmd.Flags().StringVar(&column, "fence-column", "", "the column that holds the fence (default: as it is; last_fence for a table that is new)")
 	cmd.Flags().StringVar(&guard, "guard", "", "off, observe or enforce (default: as it is)")
 	cmd.Flags().StringVar(&unfenced, "unfenced", "", "what the guard does with writes under no fence: allow, count or refuse (default: as it is)")
 	cmd.Flags().DurationVar(&patience, "patience", time.Minute, "for how long to try to get hold of each table")

@@ -23,6 +23,7 @@ const findingsOldest = 6
 var fixes = map[string]string{
 	"sequence-definition": "ALTER SEQUENCE fence.fence_seq AS bigint INCREMENT BY 2 CACHE 1 NO CYCLE MAXVALUE 9007199254740990 OWNED BY NONE; then fencecheck repair",
 	"sequence-behind":     "fencecheck repair",
+	"table-unreadable":    "give the role that asks SELECT on it, or fence.unprotect() a table whose fence column is gone",
 }
 
 // Findings returns what is wrong with where fences come from. It reads the protected tables.
