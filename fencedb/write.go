@@ -191,7 +191,7 @@ func (w *write) invalid(format string, args ...any) error {
 	if w.table != nil {
 		what = "table " + w.table.name + ": " + w.kind
 	}
-	return fmt.Errorf("fencedb: "+what+": "+format, args...)
+	return fmt.Errorf("fencedb: %s: "+format, append([]any{what}, args...)...)
 }
 
 func (w *write) error(outcome Outcome, err error) *WriteError {

@@ -293,29 +293,12 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- fence.refuse_down raises WG004 while protected tables hold fences, or there are tombstones of their rows, unless
+-- writegate.force_down is on. Every rollback from here on begins with it.
 -- +goose StatementBegin
-CREATE OR REPLACE FUNCTION fence.schema_version() RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 3 $$;
--- +goose StatementEnd
-
-REVOKE ALL ON FUNCTION
-    fence.floor(regclass, bigint, bigint),
-    fence.buried(regclass, bigint, bigint),
-    fence.may(regclass, text),
-    fence.bury(regclass, bigint, bigint, jsonb, bigint, text),
-    fence.request_is_new(text, bigint, text),
-    fence.request_applied(text, bigint, text, text, regclass, bigint, bigint, text[], jsonb),
-    fence.request_result(text, bigint, text),
-    fence.pin(text, uuid, bigint),
-    fence.transaction_fate(xid8, text),
-    fence.record_rejections(jsonb, bigint),
-    fence.prune(interval, integer)
-FROM PUBLIC;
-
--- +goose Down
--- Refused for what the migration before this would refuse as well, so that going down by several does not stop half way.
--- +goose StatementBegin
-DO $$
+CREATE FUNCTION fence.refuse_down() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
 DECLARE
     v_held text;
 BEGIN
@@ -338,6 +321,31 @@ BEGIN
     END IF;
 END $$;
 -- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE OR REPLACE FUNCTION fence.schema_version() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 3 $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION
+    fence.floor(regclass, bigint, bigint),
+    fence.buried(regclass, bigint, bigint),
+    fence.may(regclass, text),
+    fence.bury(regclass, bigint, bigint, jsonb, bigint, text),
+    fence.request_is_new(text, bigint, text),
+    fence.request_applied(text, bigint, text, text, regclass, bigint, bigint, text[], jsonb),
+    fence.request_result(text, bigint, text),
+    fence.pin(text, uuid, bigint),
+    fence.transaction_fate(xid8, text),
+    fence.record_rejections(jsonb, bigint),
+    fence.prune(interval, integer),
+    fence.refuse_down()
+FROM PUBLIC;
+
+-- +goose Down
+-- Refused for what the migrations before this would refuse as well, so that going down by several does not stop half way.
+SELECT fence.refuse_down();
+DROP FUNCTION fence.refuse_down();
 DROP FUNCTION fence.prune(interval, integer);
 DROP FUNCTION fence.record_rejections(jsonb, bigint);
 DROP FUNCTION fence.transaction_fate(xid8, text);

@@ -93,23 +93,7 @@ REVOKE ALL ON FUNCTION
 FROM PUBLIC;
 
 -- +goose Down
--- Refused for what the migrations before this would refuse as well.
--- +goose StatementBegin
-DO $$
-DECLARE
-    v_held text;
-BEGIN
-    IF coalesce(current_setting('writegate.force_down', true), '') <> 'on' THEN
-        SELECT string_agg(format('%s (up to %s)', t.relation, t.max_fence), ', ') INTO v_held
-          FROM fence.tables_holding_fences() t;
-        IF v_held IS NOT NULL THEN
-            RAISE EXCEPTION 'protected tables still hold fences: %', v_held USING ERRCODE = 'WG004',
-                DETAIL = 'Without this schema fences start again at 2, below those in the tables, which would then refuse every writer.',
-                HINT = 'Call fence.unprotect() for tables that need no protection any more, or force it with writegate.force_down = on.';
-        END IF;
-    END IF;
-END $$;
--- +goose StatementEnd
+SELECT fence.refuse_down();
 DROP FUNCTION fence.grant_allowed();
 DROP FUNCTION fence.disallow(name);
 DROP FUNCTION fence.allow(name, text);
