@@ -364,6 +364,55 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- fence.guard_rekey is the trigger for updates that change a key: the row goes under its old key, which leaves a tombstone, and
+-- comes under its new one, whose floor it must be above. It runs after fence.guard, with the same arguments and the same care,
+-- and raises WG006.
+-- +goose StatementBegin
+CREATE FUNCTION fence.guard_rekey() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_table regclass := CASE TG_ARGV[4] WHEN 'partitioned' THEN pg_partition_root(TG_RELID) ELSE TG_RELID END;
+    v_fence bigint;
+    v_floor bigint := 0;
+    v_row   text;
+    h       record;
+BEGIN
+    IF pg_typeof(OLD.last_fence) <> 'bigint'::regtype OR pg_typeof(NEW.last_fence) <> 'bigint'::regtype OR NEW.last_fence IS NULL THEN
+        RETURN NEW; -- which fence.guard, or the column, has refused
+    END IF;
+    v_fence := greatest(OLD.last_fence, NEW.last_fence);
+    FOR i IN 5..TG_NARGS - 1 LOOP
+        BEGIN
+            v_row := fence.row_value(TG_ARGV[i]);
+            EXECUTE format('SELECT hash_record_extended(%1$s, 0) AS h0, hash_record_extended(%1$s, 1) AS c0, hash_record_extended(%2$s, 0) AS h1, hash_record_extended(%2$s, 1) AS c1',
+                           v_row, replace(v_row, '($1)', '($2)')) INTO h USING OLD, NEW;
+        EXCEPTION WHEN undefined_column THEN
+            CONTINUE; -- fence.guard has told
+        END;
+        CONTINUE WHEN h.h0 = h.h1 AND h.c0 = h.c1;
+        IF current_setting('transaction_isolation') = 'read committed' THEN
+            -- Both, in an order that everybody keeps.
+            PERFORM fence.floor(v_table, x.h, x.c) FROM (VALUES (h.h0, h.c0), (h.h1, h.c1)) x (h, c) ORDER BY x.h, x.c;
+        END IF;
+        v_floor := greatest(v_floor, fence.buried(v_table, h.h1, h.c1));
+        IF v_floor > v_fence AND TG_ARGV[0] = 'enforce' THEN
+            PERFORM nextval('fence.guard_refused');
+            RAISE EXCEPTION 'UPDATE of % refused: the row that had the new key has seen a newer fence (seen %, sent %)', v_table, v_floor, v_fence
+                USING ERRCODE = 'WG006', HINT = 'Stop writing: somebody else is at work.', TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+        END IF;
+        IF v_fence > 0 THEN
+            INSERT INTO fence.tombstone AS t (relation, key_hash, key_check, row_key, fence, lease_name)
+            VALUES (v_table, h.h0, h.c0, '{}', v_fence, '')
+            ON CONFLICT (relation, key_hash, key_check) DO UPDATE
+               SET fence = greatest(t.fence, excluded.fence), deleted_at = excluded.deleted_at;
+        END IF;
+    END LOOP;
+    NEW.last_fence := greatest(v_fence, v_floor);
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+
 -- fence.install_guard puts a table's guard in place as the register has it, or takes it away. PostgreSQL copies triggers for
 -- rows to new partitions, and not those for TRUNCATE: call fence.protect again once there is a new one.
 -- +goose StatementBegin
@@ -372,8 +421,12 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     p           record;
-    v_function  text := 'fence.guard';
+    v_suffix    text := '';
+    v_name      text;
+    v_function  text;
     v_arguments text;
+    v_keys      text[] := fence.keys_of(install_guard.relation);
+    v_columns   text[];
     v_part      regclass;
     v_parts     regclass[];
 BEGIN
@@ -384,29 +437,41 @@ BEGIN
             EXECUTE format('DROP TRIGGER "~writegate_guard_truncate" ON %s', v_part);
         END IF;
     END LOOP;
-    IF EXISTS (SELECT 1 FROM pg_trigger t WHERE t.tgrelid = install_guard.relation AND t.tgname = '~writegate_guard') THEN
-        EXECUTE format('DROP TRIGGER "~writegate_guard" ON %s', install_guard.relation);
-    END IF;
+    FOREACH v_name IN ARRAY ARRAY['~writegate_guard', '~writegate_guard_keys'] LOOP
+        IF EXISTS (SELECT 1 FROM pg_trigger t WHERE t.tgrelid = install_guard.relation AND t.tgname = v_name) THEN
+            EXECUTE format('DROP TRIGGER %I ON %s', v_name, install_guard.relation);
+        END IF;
+    END LOOP;
     SELECT t.fence_column, t.guard, t.unfenced, t.strength, c.relkind INTO p
       FROM fence.protected_table t JOIN pg_class c ON c.oid = t.relation WHERE t.relation = install_guard.relation;
     IF NOT FOUND OR p.guard = 'off' THEN
         RETURN;
     END IF;
     IF p.fence_column <> 'last_fence' THEN
-        -- The same function, for a column of another name.
-        v_function := format('fence.%I', 'guard_' || md5(p.fence_column));
+        v_suffix := '_' || md5(p.fence_column);
     END IF;
-    IF to_regprocedure(v_function || '()') IS NULL THEN
-        EXECUTE replace(replace(pg_get_functiondef('fence.guard()'::regprocedure), 'FUNCTION fence.guard()', format('FUNCTION %s()', v_function)),
-                        '.last_fence', '.' || quote_ident(p.fence_column));
-        EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', v_function);
-    END IF;
+    FOREACH v_name IN ARRAY ARRAY['guard', 'guard_rekey'] LOOP
+        v_function := format('fence.%I', v_name || v_suffix);
+        IF to_regprocedure(v_function || '()') IS NULL THEN
+            -- The same function, for a column of another name.
+            EXECUTE replace(replace(pg_get_functiondef(to_regprocedure('fence.' || v_name || '()')), format('FUNCTION fence.%s()', v_name), format('FUNCTION %s()', v_function)),
+                            '.last_fence', '.' || quote_ident(p.fence_column));
+            EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', v_function);
+        END IF;
+    END LOOP;
+    v_function := format('fence.%I', 'guard' || v_suffix);
     SELECT string_agg(quote_literal(x.argument), ', ' ORDER BY x.n) INTO v_arguments
       FROM unnest(ARRAY[p.guard, p.unfenced, CASE WHEN p.strength = 'fenced' THEN '' ELSE 'proof' END,
                         p.fence_column, CASE p.relkind WHEN 'p' THEN 'partitioned' ELSE '' END]
-                  || fence.keys_of(install_guard.relation)) WITH ORDINALITY x (argument, n);
+                  || v_keys) WITH ORDINALITY x (argument, n);
     EXECUTE format('CREATE TRIGGER "~writegate_guard" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
                    install_guard.relation, v_function, v_arguments);
+    SELECT array_agg(DISTINCT quote_ident(c.name)) INTO v_columns
+      FROM unnest(v_keys) k (names) CROSS JOIN LATERAL json_array_elements_text(k.names::json) c (name);
+    IF v_columns IS NOT NULL THEN
+        EXECUTE format('CREATE TRIGGER "~writegate_guard_keys" BEFORE UPDATE OF %s ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
+                       array_to_string(v_columns, ', '), install_guard.relation, format('fence.%I', 'guard_rekey' || v_suffix), v_arguments);
+    END IF;
     FOREACH v_part IN ARRAY v_parts LOOP
         EXECUTE format('CREATE TRIGGER "~writegate_guard_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%s)',
                        v_part, v_function, v_arguments);
@@ -511,6 +576,7 @@ REVOKE ALL ON FUNCTION
     fence.keys_of(regclass),
     fence.row_value(text),
     fence.guard(),
+    fence.guard_rekey(),
     fence.install_guard(regclass),
     fence.protect_column(regclass, text, text, name),
     fence.unprotect_column(regclass),
@@ -531,7 +597,7 @@ BEGIN
         PERFORM fence.install_guard(p.relation);
     END LOOP;
     FOR p IN SELECT f.oid::regprocedure AS function FROM pg_proc f JOIN pg_namespace n ON n.oid = f.pronamespace
-              WHERE n.nspname = 'fence' AND f.proname ~ '^guard_[0-9a-f]{32}$' LOOP
+              WHERE n.nspname = 'fence' AND f.proname ~ '^guard(_rekey)?_[0-9a-f]{32}$' LOOP
         EXECUTE format('DROP FUNCTION %s', p.function);
     END LOOP;
 END $$;
@@ -549,6 +615,7 @@ END $$;
 DROP FUNCTION fence.protect_column(regclass, text, text, name);
 DROP FUNCTION fence.unprotect_column(regclass);
 DROP FUNCTION fence.install_guard(regclass);
+DROP FUNCTION fence.guard_rekey();
 DROP FUNCTION fence.guard();
 DROP FUNCTION fence.row_value(text);
 DROP FUNCTION fence.keys_of(regclass);

@@ -47,7 +47,7 @@ SELECT p.relation::text, p.fence_column::text, p.rule, p.strength, p.guard, p.un
            CASE WHEN g.tgname IS NOT NULL THEN (
                SELECT 'triggers look at a row after its guard, and may change it: ' || string_agg(quote_ident(t.tgname), ', ' ORDER BY t.tgname)
                  FROM pg_trigger t WHERE t.tgrelid = p.relation AND NOT t.tgisinternal AND t.tgtype & 2 <> 0 AND t.tgtype & 1 <> 0
-                  AND t.tgname > '~writegate_guard') END
+                  AND t.tgname > '~writegate_guard' AND t.tgname NOT LIKE '~writegate_guard%') END
        ], NULL)
   FROM fence.protected_table p
   LEFT JOIN pg_class c ON c.oid = p.relation
