@@ -418,3 +418,26 @@ func TestObservingRefusesNothing(t *testing.T) {
 	b.exec(`ALTER TABLE app.orders RENAME id TO number; DELETE FROM app.orders WHERE number = 3; INSERT INTO app.orders VALUES (3, 'back')`)
 	require.Positive(t, query[int](b, `SELECT count(*) FROM fence.observation`))
 }
+
+// Whoever has each partition, protecting gives up once and for all, and a caller who has less patience is not made to wait.
+func TestProtectDoesNotWaitForEachPartition(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`CREATE TABLE app.parted (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE app.p1 PARTITION OF app.parted FOR VALUES FROM (0) TO (10);
+		CREATE TABLE app.p2 PARTITION OF app.parted FOR VALUES FROM (10) TO (20)`)
+	sitting := b.session()
+	_, err := sitting.Exec(ctx, `BEGIN; SELECT FROM app.p2`)
+	require.NoError(t, err)
+	_, err = b.session().Exec(ctx, `SET lock_timeout = '10ms'; SELECT fence.protect('app.parted')`)
+	require.ErrorContains(t, err, "55P03")
+	_, err = sitting.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	session := b.session()
+	_, err = session.Exec(ctx, `SET lock_timeout = '10s'; BEGIN; SELECT fence.protect('app.parted', guard => 'observe')`)
+	require.NoError(t, err)
+	var setting string
+	require.NoError(t, session.QueryRow(ctx, `SELECT current_setting('lock_timeout')`).Scan(&setting))
+	require.Equal(t, "10s", setting, "it is the caller's again")
+	_, err = session.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+}

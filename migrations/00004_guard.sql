@@ -492,6 +492,28 @@ END $$;
 DROP FUNCTION fence.protect(regclass, text, text, name);
 DROP FUNCTION fence.unprotect(regclass);
 
+-- fence.lock_within locks a table and its partitions, all of them within two seconds, or within the caller's lock_timeout
+-- where that is shorter: what waits for the first partition would otherwise wait for all the others' timeouts, one by one.
+-- Raises 55P03.
+-- +goose StatementBegin
+CREATE FUNCTION fence.lock_within(relation regclass, mode text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_wait  text := current_setting('lock_timeout');
+    v_until timestamptz := clock_timestamp() + CASE WHEN v_wait::interval = interval '0' THEN interval '2 seconds'
+                                                    ELSE least(v_wait::interval, interval '2 seconds') END;
+    t       record;
+BEGIN
+    FOR t IN SELECT lock_within.relation AS relid, 0 AS level
+             UNION SELECT x.relid, x.level FROM pg_partition_tree(lock_within.relation) x WHERE x.level > 0 ORDER BY 2, 1 LOOP
+        PERFORM set_config('lock_timeout', greatest(1, ceil(extract(epoch FROM v_until - clock_timestamp()) * 1000))::bigint::text, true);
+        EXECUTE format('LOCK TABLE ONLY %s IN %s MODE', t.relid, lock_within.mode);
+    END LOOP;
+    PERFORM set_config('lock_timeout', v_wait, true);
+END $$;
+-- +goose StatementEnd
+
 -- fence.protect makes a table ready for protected writes: it adds the fence column where that is missing (no rewrite: a
 -- constant default), registers the table, and installs or removes its guard. Call it in your own migration. What it is not
 -- told stays as it is registered; of a table that is not, it is rule once, strength fenced, column last_fence, no guard. It
@@ -505,7 +527,6 @@ CREATE FUNCTION fence.protect(
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_wait text := current_setting('lock_timeout');
     v_held bigint;
     p      record;
 BEGIN
@@ -525,15 +546,20 @@ BEGIN
                 HINT = format('ALTER TABLE %s RENAME %I TO %I keeps them; or fence.unprotect() the table first.', protect.relation, p.fence_column, protect.fence_column);
         END IF;
     END IF;
+    IF NOT EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = protect.relation AND NOT a.attisdropped
+                      AND a.attname = coalesce(protect.fence_column, p.fence_column, 'last_fence'))
+       AND EXISTS (SELECT 1 FROM pg_class c WHERE c.oid = protect.relation AND c.relkind IN ('r', 'p')) THEN
+        PERFORM fence.lock_within(protect.relation, 'ACCESS EXCLUSIVE'); -- which no reader waits for any longer
+    END IF;
     PERFORM fence.protect_column(protect.relation, coalesce(protect.rule, p.rule, 'once'), coalesce(protect.strength, p.strength, 'fenced'),
                                  coalesce(protect.fence_column, p.fence_column, 'last_fence'));
     UPDATE fence.protected_table x
        SET guard = coalesce(protect.guard, x.guard), unfenced = coalesce(protect.unfenced, x.unfenced)
      WHERE x.relation = protect.relation;
     IF coalesce(protect.guard, 'off') <> 'off' OR coalesce(p.guard, 'off') <> 'off' THEN
-        PERFORM set_config('lock_timeout', '2s', true);
+        -- Readers do not wait for this one, writers do; dropping a guard takes more.
+        PERFORM fence.lock_within(protect.relation, CASE WHEN coalesce(p.guard, 'off') = 'off' THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
         PERFORM fence.install_guard(protect.relation);
-        PERFORM set_config('lock_timeout', v_wait, true);
     END IF;
 END $$;
 -- +goose StatementEnd
@@ -545,17 +571,15 @@ CREATE FUNCTION fence.unprotect(relation regclass) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_wait text := current_setting('lock_timeout');
-    v_had  text;
+    v_had text;
 BEGIN
     SELECT p.guard INTO v_had FROM fence.protected_table p WHERE p.relation = unprotect.relation;
     IF NOT fence.unprotect_column(unprotect.relation) THEN
         RETURN false;
     END IF;
     IF v_had <> 'off' THEN
-        PERFORM set_config('lock_timeout', '2s', true);
+        PERFORM fence.lock_within(unprotect.relation, 'ACCESS EXCLUSIVE');
         PERFORM fence.install_guard(unprotect.relation);
-        PERFORM set_config('lock_timeout', v_wait, true);
     END IF;
     RETURN true;
 END $$;
@@ -578,6 +602,7 @@ REVOKE ALL ON FUNCTION
     fence.guard(),
     fence.guard_rekey(),
     fence.install_guard(regclass),
+    fence.lock_within(regclass, text),
     fence.protect_column(regclass, text, text, name),
     fence.unprotect_column(regclass),
     fence.protect(regclass, text, text, name, text, text),
@@ -614,6 +639,7 @@ END $$;
 -- +goose StatementEnd
 DROP FUNCTION fence.protect_column(regclass, text, text, name);
 DROP FUNCTION fence.unprotect_column(regclass);
+DROP FUNCTION fence.lock_within(regclass, text);
 DROP FUNCTION fence.install_guard(regclass);
 DROP FUNCTION fence.guard_rekey();
 DROP FUNCTION fence.guard();
