@@ -103,11 +103,15 @@ func TestCutOverByDump(t *testing.T) {
 	for _, selected := range []bool{false, true} {
 		t.Run(fmt.Sprint(selected), func(t *testing.T) {
 			ctx := context.Background()
-			a := newBed(t)
+			server := pgtest.Own(t) // as old as the pg_dump that is installed with it
+			from, next := server.TCP("postgres"), server.TCP("next")
+			_, err := migrate.Up(ctx, from)
+			require.NoError(t, err)
+			pgtest.Exec(t, from, `CREATE DATABASE next`)
+			pgtest.Exec(t, from, ordersSQL)
+			a := bedOn(t, from)
 			fence := a.work()
 			a.exec(`SELECT fence.protect('app.orders', guard => 'enforce')`)
-			server := pgtest.Shared(t)
-			next := pgtest.NewEmpty(t)
 			args := []string{"--no-owner", "-d", server.URL(a.cfg.Database)}
 			if selected {
 				args = append(args, "-t", "app.orders")
