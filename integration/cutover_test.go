@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/writegate/writegate/fencedb"
@@ -48,7 +49,9 @@ func (b *bed) lawfulHolderWrites(before int64) {
 // work grants some leases and writes a row under the last.
 func (b *bed) work() (fence int64) {
 	b.t.Helper()
-	client := b.client(leasedb.Config{Holder: "old", TTL: time.Hour})
+	client, err := leasedb.New(context.Background(), b.pool, leasedb.Config{Holder: "old", TTL: time.Hour})
+	require.NoError(b.t, err)
+	defer func() { require.NoError(b.t, client.Close(context.Background())) }()
 	for range 40 {
 		lease := b.acquire(client, "x")
 		fence = lease.Fence()
@@ -155,6 +158,55 @@ func program(t *testing.T, name string) string {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	require.NotEmpty(t, found, "%s comes with PostgreSQL's client", name)
 	return found[len(found)-1]
+}
+
+// A database made from another as its template has that one's leases and its sequence, under another oid.
+func TestTemplateCopy(t *testing.T) {
+	a := newBed(t)
+	fence := a.work()
+	a.pool.Close()
+	admin, copied := pgtest.Shared(t).Config(""), a.cfg.Copy()
+	copied.Database += "_copy"
+	require.Eventually(t, func() bool { // until the server has seen that nobody is connected any more
+		conn, err := pgx.ConnectConfig(context.Background(), admin)
+		require.NoError(t, err)
+		defer func() { _ = conn.Close(context.Background()) }()
+		_, err = conn.Exec(context.Background(), `CREATE DATABASE `+copied.Database+` TEMPLATE `+a.cfg.Database)
+		return err == nil
+	}, 30*time.Second, 50*time.Millisecond)
+	t.Cleanup(func() { pgtest.Exec(t, admin, `DROP DATABASE `+copied.Database+` WITH (FORCE)`) })
+	b := bedOn(t, copied)
+	b.lawfulHolderWrites(fence)
+	require.Contains(t, query[string](b, `SELECT reason FROM fence.epoch ORDER BY id DESC LIMIT 1`), "the database is another")
+}
+
+// Recovery to a point in time takes the sequence back together with everything else, while those who were granted a lease
+// since hold on to it. The next grant notices. (F3)
+func TestPointInTimeRecovery(t *testing.T) {
+	ctx := context.Background()
+	old := pgtest.Own(t, "archive_mode = on", "wal_level = replica")
+	archive := old.Archive(t)
+	cfg := old.TCP("postgres")
+	_, err := migrate.Up(ctx, cfg)
+	require.NoError(t, err)
+	pgtest.Exec(t, cfg, ordersSQL)
+	a := bedOn(t, cfg)
+	backup := old.Backup(t)
+	a.work()
+	a.exec(`SELECT pg_create_restore_point('before')`)
+	lost := a.work()
+	segment := query[string](a, `SELECT pg_walfile_name(pg_current_wal_lsn())`)
+	a.exec(`SELECT pg_switch_wal()`)
+	a.await(`SELECT coalesce(last_archived_wal >= '` + segment + `', false) FROM pg_stat_archiver`)
+	a.pool.Close()
+	old.Halt(t, "fast")
+
+	backup.Recover(t, archive, "before")
+	b := bedOn(t, backup.TCP("postgres"))
+	b.await(`SELECT NOT pg_is_in_recovery()`)
+	require.Less(t, query[int64](b, fenceOf1), lost, "what came after is gone")
+	b.lawfulHolderWrites(lost)
+	require.Contains(t, query[string](b, `SELECT reason FROM fence.epoch ORDER BY id DESC LIMIT 1`), "the timeline changed")
 }
 
 // TRUNCATE … RESTART IDENTITY does not reach the sequence; setval does, and is found out twice.

@@ -468,7 +468,9 @@ BEGIN
                    install_guard.relation, v_function, v_arguments);
     SELECT array_agg(DISTINCT quote_ident(c.name)) INTO v_columns
       FROM unnest(v_keys) k (names) CROSS JOIN LATERAL json_array_elements_text(k.names::json) c (name);
-    IF v_columns IS NOT NULL THEN
+    IF v_columns IS NULL THEN
+        RAISE NOTICE '% has no key that could be guarded: a row that is deleted leaves no tombstone', install_guard.relation;
+    ELSE
         EXECUTE format('CREATE TRIGGER "~writegate_guard_keys" BEFORE UPDATE OF %s ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
                        array_to_string(v_columns, ', '), install_guard.relation, format('fence.%I', 'guard_rekey' || v_suffix), v_arguments);
     END IF;

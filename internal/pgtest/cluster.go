@@ -68,40 +68,74 @@ func (s *Server) Halt(t testing.TB, mode string) {
 // Standby starts a streaming standby of the server.
 func (s *Server) Standby(t testing.TB) *Server {
 	t.Helper()
+	standby := s.Backup(t, "-R")
+	standby.start(t)
+	return standby
+}
+
+// Backup copies the server, while it runs, into one that can be started: as a standby, or by [Server.Recover].
+func (s *Server) Backup(t testing.TB, options ...string) *Server {
+	t.Helper()
 	dir, err := newDir(s.files.owner)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // of what a failure below leaves
-	standby := &Server{
-		Kind: "local", Where: "a standby in " + dir, admin: s.admin.Copy(), tcpHost: s.tcpHost,
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // of what is not started, or fails below
+	backup := &Server{
+		Kind: "local", Where: "a copy in " + dir, admin: s.admin.Copy(), tcpHost: s.tcpHost,
 		files: &files{bin: s.files.bin, dir: dir, owner: s.files.owner},
 	}
 	port, err := freePort()
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	standby.admin.Host, standby.admin.Port = dir, uint16(port)
+	backup.admin.Host, backup.admin.Port = dir, uint16(port)
 	s.command(t, "mkdir", "-m", "700", dir)
-	s.command(t, "pg_basebackup", "-h", s.admin.Host, "-p", fmt.Sprint(s.admin.Port), "-U", "postgres",
-		"-D", filepath.Join(dir, "data"), "-R", "--checkpoint=fast", "--no-sync")
+	s.command(t, "pg_basebackup", append([]string{
+		"-h", s.admin.Host, "-p", fmt.Sprint(s.admin.Port), "-U", "postgres",
+		"-D", filepath.Join(dir, "data"), "--checkpoint=fast", "--no-sync",
+	}, options...)...)
 	if err := appendFile(filepath.Join(dir, "data", "postgresql.conf"), fmt.Sprintf(settings, dir, port)); err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	stop, _, err := supervise(s.files.bin, dir, s.files.owner)
+	return backup
+}
+
+// Archive has the server, which needs archive_mode = on, keep its WAL, and returns the directory.
+func (s *Server) Archive(t testing.TB) string {
+	t.Helper()
+	archive := filepath.Join(s.files.dir, "archive")
+	s.command(t, "mkdir", "-m", "700", archive)
+	s.Configure(t, fmt.Sprintf("archive_command = 'cp %%p %s/%%f'", archive))
+	s.command(t, "pg_ctl", "-D", filepath.Join(s.files.dir, "data"), "reload")
+	return archive
+}
+
+// Recover starts a backup and replays the archive up to the named restore point, where it becomes a primary.
+func (s *Server) Recover(t testing.TB, archive, restorePoint string) {
+	t.Helper()
+	s.Configure(t, fmt.Sprintf("restore_command = 'cp %s/%%f %%p'", archive), "archive_mode = off",
+		fmt.Sprintf("recovery_target_name = '%s'", restorePoint), "recovery_target_action = 'promote'")
+	s.command(t, "touch", filepath.Join(s.files.dir, "data", "recovery.signal"))
+	s.start(t)
+}
+
+// start starts what has been copied.
+func (s *Server) start(t testing.TB) {
+	t.Helper()
+	stop, _, err := supervise(s.files.bin, s.files.dir, s.files.owner)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	standby.stop = stop
+	s.stop = stop
 	t.Cleanup(func() {
 		if err := stop(); err != nil {
 			t.Errorf("pgtest: %v", err)
 		}
 	})
-	if err := waitReady(context.Background(), standby.admin, filepath.Join(dir, "exited")); err != nil {
+	if err := waitReady(context.Background(), s.admin, filepath.Join(s.files.dir, "exited")); err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	return standby
 }
 
 // Promote makes a standby a primary.
