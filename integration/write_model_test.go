@@ -180,11 +180,11 @@ func FuzzNamesAndValues(f *testing.F) {
 		ident := pgx.Identifier{"fuzz", name}.Sanitize()
 		_, err := pool.Exec(ctx, `CREATE TABLE `+ident+` (id text PRIMARY KEY, `+pgx.Identifier{column}.Sanitize()+` text, note text)`)
 		if err != nil || strings.ContainsRune(name+column, 0) || column == "id" || column == "note" || column == "last_fence" {
-			t.Skip() // not a table
+			return // not a table
 		}
 		// A name that is too long is cut off by PostgreSQL, with a notice; ours must not be another.
 		if len(name) > 63 || len(column) > 63 {
-			t.Skip()
+			return
 		}
 		_, err = pool.Exec(ctx, `SELECT fence.protect($1::text::regclass)`, ident)
 		require.NoError(t, err)
