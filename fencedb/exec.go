@@ -104,7 +104,7 @@ func (w *write) aim() error {
 func (w *write) explainWithoutTarget(ctx context.Context) (Outcome, error) {
 	if w.live() {
 		s := w.newStatement()
-		s.add("SELECT fence.lease_state(", s.arg(w.grant.name), "::text, ", s.arg(w.grant.token), "::text::uuid, ", s.theFence(w.grant.fence), ")")
+		s.add("SELECT ", w.leaseState(s))
 		var state string
 		if err := w.ask(ctx, s, &state); err != nil {
 			return Failed, w.error(Failed, err)

@@ -179,11 +179,10 @@ func (m *many) build() error {
 	m.digest = [2]int64{int64(binary.BigEndian.Uint64(sum)), int64(binary.BigEndian.Uint64(sum[8:]))}
 
 	fence, column := s.theFence(w.grant.fence), quote(t.fenceCol)
-	var join, order, jsonKey []string
+	var join, order []string
 	for j, c := range w.keyColumns {
 		join = append(join, "t."+quote(c)+" = g."+names[j])
 		order = append(order, "t."+quote(c))
-		jsonKey = append(jsonKey, literal(c)+", "+canonical(t.columns[c].OID, "g."+names[j]))
 	}
 	matches := "true"
 	if w.options.where != nil {
@@ -208,11 +207,11 @@ func (m *many) build() error {
 	if twice != "false" {
 		unless = " AND NOT EXISTS (SELECT 1 FROM given g GROUP BY g." + strings.Join(names[:len(w.keyColumns)], ", g.") + " HAVING count(*) > 1)"
 	}
-	key := "pg_catalog.jsonb_build_object(" + strings.Join(jsonKey, ", ") + ")"
+	given := func(c string) string { return "g." + names[slices.Index(w.keyColumns, c)] }
+	key := t.keyJSON(w.keyColumns, given)
 	buried := "0::bigint"
 	if t.leases {
-		identity := t.identity(w.keyColumns, func(c string) string { return "g." + names[slices.Index(w.keyColumns, c)] })
-		buried = "CASE WHEN l.writegate_n IS NULL THEN fence.buried(" + w.relation() + ", " + identity + ") ELSE 0 END"
+		buried = "CASE WHEN l.writegate_n IS NULL THEN fence.buried(" + w.relation() + ", " + t.identity(w.keyColumns, given) + ") ELSE 0 END"
 	}
 	s.add("WITH given AS MATERIALIZED (SELECT g.writegate_n, ", strings.Join(casts, ", "),
 		" FROM unnest(", strings.Join(arrays, ", "), ") WITH ORDINALITY AS g (", strings.Join(names, ", "), ", writegate_n)),",
@@ -278,7 +277,7 @@ func (m *many) run(ctx context.Context) ([]Result, error) {
 }
 
 // suppressedError rolls a whole statement back of which a trigger dropped a part.
-type suppressedError struct{ unwritten []left }
+type suppressedError struct{}
 
 func (*suppressedError) Error() string { return "a trigger dropped rows" }
 
@@ -307,7 +306,7 @@ func (m *many) sendMany(ctx context.Context) ([]left, error) {
 			_, err = inOwnTransaction(ctx, s, func(tx transaction) (int64, error) {
 				n, err := once(tx)
 				if err == nil && n > 0 && n < int64(len(m.rows)) && !m.options.partial && m.anySuppressed(unwritten) {
-					err = &suppressedError{unwritten}
+					err = &suppressedError{}
 				}
 				return n, err
 			})
@@ -452,7 +451,7 @@ func (m *many) explainWhole(ctx context.Context) (done bool, state string, err e
 	s := m.newStatement()
 	state, request := "'held'", "NULL::text"
 	if m.live() {
-		state = "fence.lease_state(" + s.arg(m.grant.name) + "::text, " + s.arg(m.grant.token) + "::text::uuid, " + s.theFence(m.grant.fence) + ")"
+		state = m.leaseState(s)
 	}
 	if m.options.request != "" {
 		request = "(SELECT CASE WHEN (r.kind, r.relation, r.key_hash, r.key_check) = ('update_many', " + m.relation() + ", " +

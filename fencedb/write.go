@@ -251,7 +251,7 @@ func (w *write) keyMatches(s *statement) string {
 	return strings.Join(parts, " AND ")
 }
 
-// keyJSON is the key as the audit shows it and as tombstones are found by: the same however its values were given.
+// keyJSON is the key as people are shown it: of the usual types the same however its values were given.
 func (w *write) keyJSON(s *statement) string {
 	return w.table.keyJSON(w.keyColumns, func(c string) string { return s.typed(w.table.columns[c], w.key[c]) })
 }
@@ -373,7 +373,14 @@ func (w *write) mark(s *statement) string {
 }
 
 func (w *write) liveCall(s *statement) string {
-	return "fence.live_entered(" + s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence) + ")"
+	return "fence.live_entered(" + w.grantArgs(s) + ")"
+}
+
+// leaseState asks what became of the grant; it explains, and decides nothing.
+func (w *write) leaseState(s *statement) string { return "fence.lease_state(" + w.grantArgs(s) + ")" }
+
+func (w *write) grantArgs(s *statement) string {
+	return s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence)
 }
 
 func (w *write) requestArgs(s *statement) string {
@@ -623,7 +630,7 @@ func (w *write) look(ctx context.Context) (finding, error) {
 	}
 	key := w.keyJSON(s)
 	if w.live() {
-		state = "fence.lease_state(" + s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence) + ")"
+		state = w.leaseState(s)
 	}
 	if w.table.leases {
 		tombstones := []string{"fence.buried(" + w.relation() + ", " + w.identity(s) + ")"}
