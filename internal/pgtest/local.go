@@ -52,9 +52,10 @@ if [ ! -e exited ]; then
 fi
 if read -r order && [ "$order" = keep ]; then exit 0; fi
 for file in pid data/postmaster.pid; do # the latter differs after a restart
-	[ -s "$file" ] && read -r server <"$file" && kill -QUIT "$server" 2>/dev/null
-	while kill -0 "$server" 2>/dev/null; do sleep 0.02; done
+	# Again and again: until the server has set itself up it ignores the signal, as what a shell has put into the background does.
+	[ -s "$file" ] && read -r server <"$file" && while kill -QUIT "$server" 2>/dev/null; do sleep 0.02; done
 done
+wait # for what notes down that the server has ended, in the directory that goes
 cd / && rm -rf "$PGTEST_DIR"
 `
 
