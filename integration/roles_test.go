@@ -83,16 +83,20 @@ func TestRoles(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, rejections, 1)
 	require.Equal(t, role, rejections[0].User)
-	leases, err := audit.Leases(ctx, auditor)
+	leases, _, err := audit.Leases(ctx, auditor, audit.LeaseFilter{})
 	require.NoError(t, err)
 	require.Len(t, leases, 1)
 	tables, err := audit.Tables(ctx, auditor, b.cfg.Database)
 	require.NoError(t, err)
 	require.Equal(t, "enforce", tables[0].Guard)
 	require.Empty(t, tables[0].Wrong)
-	findings, err := audit.Findings(ctx, auditor, b.cfg.Database)
+	v, err := audit.Verify(ctx, auditor, b.cfg.Database, audit.VerifyOptions{})
 	require.NoError(t, err)
-	require.Equal(t, "table-unreadable", findings[0].ID, "it has no rights on the application's tables, and says so")
+	for _, u := range v.Unchecked {
+		require.Equal(t, "app.orders", u.Object, "%v: it has no rights on the application's tables, and says so", u)
+		require.Contains(t, u.Why, "GRANT SELECT (last_fence) ON app.orders TO ")
+	}
+	require.NotEmpty(t, v.Unchecked)
 	_, err = auditor.Exec(ctx, `SELECT version_id FROM fence.goose_db_version`)
 	require.NoError(t, err)
 

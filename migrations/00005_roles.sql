@@ -73,9 +73,6 @@ BEGIN
             IF to_regclass('fence.goose_db_version') IS NOT NULL THEN
                 EXECUTE format('GRANT SELECT ON fence.goose_db_version TO %I', a.role);
             END IF;
-            IF to_regprocedure('fence.source_findings()') IS NOT NULL THEN
-                EXECUTE format('GRANT EXECUTE ON FUNCTION fence.source_findings() TO %I', a.role);
-            END IF;
         END CASE;
     END LOOP;
 END $$;

@@ -20,4 +20,4 @@ var files embed.FS
 var FS fs.FS = files
 
 // Version is what fence.schema_version() returns once all of [FS] has been applied.
-const Version = 6
+const Version = 7

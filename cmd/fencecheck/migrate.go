@@ -121,7 +121,7 @@ func (a *app) migrateStatus() *cobra.Command {
 				return nil
 			})
 		},
-	})
+	}, forms...)
 }
 
 func (a *app) migrateSQL() *cobra.Command {

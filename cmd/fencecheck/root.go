@@ -2,24 +2,31 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
+	"github.com/writegate/writegate/internal/audit"
 	"github.com/writegate/writegate/internal/pgerr"
+	"github.com/writegate/writegate/internal/show"
 )
 
 // app is what the commands share.
 type app struct {
 	databaseURL string
 	output      string
+	width       int
+	color       string
+	timeout     time.Duration
 }
 
 func newRoot() *cobra.Command {
@@ -36,6 +43,15 @@ Exit status: 0 all is well; 1 found what it was asked to look for; 2 called wron
 			if cmd.Flags().Changed("database-url") && a.databaseURL == "" { // most often an unset variable of the shell
 				return usageError{errors.New("--database-url is empty")}
 			}
+			if a.width < 0 {
+				return usageError{fmt.Errorf("--width %d: want 0 (the terminal's) or more", a.width)}
+			}
+			if a.timeout < 0 || a.timeout > 0 && a.timeout < time.Millisecond {
+				return usageError{fmt.Errorf("--statement-timeout %v: want 0 (no limit), or 1ms or more", a.timeout)}
+			}
+			if !slices.Contains([]string{"auto", "always", "never"}, a.color) {
+				return usageError{fmt.Errorf("--color %q: want auto, always or never", a.color)}
+			}
 			return nil
 		},
 		SilenceUsage:  true,
@@ -44,8 +60,22 @@ Exit status: 0 all is well; 1 found what it was asked to look for; 2 called wron
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().StringVar(&a.databaseURL, "database-url", "", "the database, as postgres://… or key=value")
+	root.PersistentFlags().IntVar(&a.width, "width", 0, "for how many columns to write tables (default: the terminal's, without limit into a pipe)")
+	root.PersistentFlags().DurationVar(&a.timeout, "statement-timeout", time.Minute, "for how long a statement that only reads may keep the server busy; 0: no limit")
+	root.PersistentFlags().StringVar(&a.color, "color", "auto", "auto (on a terminal, unless NO_COLOR is set), always or never")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(a.demo(), a.demoWorker(), a.migrate(), a.protect(), a.unprotect(), a.tables(), a.verify(), a.repair(), a.leases(), a.rejections(), a.version())
+	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "check", Title: "Check and mend:"}, &cobra.Group{ID: "use", Title: "Set up and use:"})
+	for id, commands := range map[string][]*cobra.Command{
+		"look":  {a.leases(), a.terms(), a.rejections(), a.watch(), a.report(), a.serve()},
+		"check": {a.tables(), a.verify(), a.explain(), a.repair(), a.prune()},
+		"use":   {a.demo(), a.migrate(), a.protect(), a.unprotect()},
+	} {
+		for _, cmd := range commands {
+			cmd.GroupID = id
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(a.demoWorker(), a.version())
 	return root
 }
 
@@ -59,30 +89,64 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
+// forms are the forms of output of a command that lists something.
+var forms = []string{"table", "json", "jsonl", "csv"}
+
 // addOutput gives a command the flag that chooses its form of output.
-func (a *app) addOutput(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&a.output, "output", "o", "table", "table or json")
-	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if a.output != "table" && a.output != "json" {
-			return usageError{fmt.Errorf("--output %q: want table or json", a.output)}
+func (a *app) addOutput(cmd *cobra.Command, forms ...string) *cobra.Command {
+	cmd.Flags().StringVarP(&a.output, "output", "o", forms[0], strings.Join(forms[:len(forms)-1], ", ")+" or "+forms[len(forms)-1])
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp))
+	check := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if !slices.Contains(forms, a.output) {
+			return usageError{fmt.Errorf("--output %q: want %s or %s", a.output, strings.Join(forms[:len(forms)-1], ", "), forms[len(forms)-1])}
+		}
+		if check != nil {
+			return check(cmd, args)
 		}
 		return nil
 	}
 	return cmd
 }
 
-// print writes v as JSON, or what table writes.
+// print writes v in the form that was chosen: a table for people, or data.
 func (a *app) print(w io.Writer, v any, table func(io.Writer) error) error {
-	if a.output != "json" {
-		return table(w)
+	switch a.output {
+	case "json":
+		return show.JSON(w, v)
+	case "jsonl":
+		return show.JSONLines(w, v)
+	case "csv":
+		return show.CSV(w, v)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+	return table(w)
 }
 
-// connConfig resolves which database is meant.
-func (a *app) connConfig() (*pgx.ConnConfig, error) {
+// printTable is print for a list that is shown as a table.
+func (a *app) printTable(w io.Writer, v any, table *show.Table) error {
+	return a.print(w, v, func(w io.Writer) error { return table.Write(w, a.screen(w)) })
+}
+
+// screen is what a table is written to: as wide as the terminal is, with colours unless NO_COLOR is set; a pipe or a file
+// has neither.
+func (a *app) screen(w io.Writer) show.Screen {
+	s := show.Screen{Width: a.width}
+	file, ok := w.(*os.File)
+	tty := ok && term.IsTerminal(int(file.Fd()))
+	if tty && s.Width == 0 {
+		s.Width, _, _ = term.GetSize(int(file.Fd()))
+	}
+	switch a.color {
+	case "always":
+		s.Color = true
+	case "auto":
+		s.Color = tty && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	}
+	return s
+}
+
+// poolConfig resolves which database is meant.
+func (a *app) poolConfig() (*pgxpool.Config, error) {
 	dsn := a.databaseURL
 	if dsn == "" {
 		dsn = os.Getenv("DATABASE_URL")
@@ -90,10 +154,11 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 	if strings.HasPrefix(dsn, "postgres") && strings.Contains(dsn, "#") {
 		return nil, usageError{errors.New("the connection string has a #, which ends a URL: write it as %23")}
 	}
-	cfg, err := pgx.ParseConfig(dsn)
+	pool, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, usageError{pgerr.ExplainParse(err)}
 	}
+	cfg := pool.ConnConfig
 	// Nothing is sent twice that would be worth preparing, and a pooler that pools transactions loses what is prepared.
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	if cfg.ConnectTimeout == 0 {
@@ -102,7 +167,28 @@ func (a *app) connConfig() (*pgx.ConnConfig, error) {
 	if _, named := cfg.RuntimeParams["application_name"]; !named {
 		cfg.RuntimeParams["application_name"] = "fencecheck"
 	}
-	return cfg, nil
+	return pool, nil
+}
+
+// connConfig is poolConfig for one connection.
+func (a *app) connConfig() (*pgx.ConnConfig, error) {
+	pool, err := a.poolConfig()
+	if err != nil {
+		return nil, err
+	}
+	return pool.ConnConfig, nil
+}
+
+// readConn runs work that only reads, on one connection to a database whose schema fits, for a role that may read the named
+// relations of it.
+func (a *app) readConn(ctx context.Context, reads []string, work func(audit.Querier) error) error {
+	return a.withConn(ctx, func(conn *pgx.Conn) error {
+		q := audit.Bounded(conn, a.timeout)
+		if _, err := audit.CheckSchema(ctx, q, conn.Config().Database, reads...); err != nil {
+			return err
+		}
+		return work(q)
+	})
 }
 
 // withConn runs work on one connection.

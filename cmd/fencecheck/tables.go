@@ -12,6 +12,7 @@ import (
 
 	"github.com/writegate/writegate/internal/audit"
 	"github.com/writegate/writegate/internal/pgerr"
+	"github.com/writegate/writegate/internal/show"
 )
 
 func (a *app) tables() *cobra.Command {
@@ -19,14 +20,33 @@ func (a *app) tables() *cobra.Command {
 	cmd := a.addOutput(&cobra.Command{
 		Use:   "tables",
 		Short: "Show which tables are protected, how, and what is wrong with it",
-		Args:  usageArgs(cobra.NoArgs),
+		Long: `tables shows the register of protected tables: fence column, rule, strength, guard, what the guard does with writes under no
+fence, and what keeps the table from being protected as registered. Below it, who did what that a guard has noted.
+
+It looks at the catalogs alone; fencecheck verify reads the rows too.`,
+		Example: `  fencecheck tables
+  fencecheck tables --fail`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
-				tables, err := audit.Tables(cmd.Context(), conn, conn.Config().Database)
+				tables, err := audit.Tables(cmd.Context(), audit.Bounded(conn, a.timeout), conn.Config().Database)
 				if err != nil {
 					return err
 				}
-				if err := a.print(cmd.OutOrStdout(), tables, func(w io.Writer) error { return audit.WriteTables(w, tables) }); err != nil {
+				err = a.print(cmd.OutOrStdout(), tables, func(w io.Writer) error {
+					if err := show.Tables(tables).Write(w, a.screen(w)); err != nil {
+						return err
+					}
+					for _, t := range tables {
+						for _, o := range t.Observed {
+							if _, err := fmt.Fprintf(w, "%s: %s\n", audit.Printable(t.Name), audit.Printable(o)); err != nil {
+								return err
+							}
+						}
+					}
+					return nil
+				})
+				if err != nil {
 					return err
 				}
 				for _, t := range tables {
@@ -37,7 +57,7 @@ func (a *app) tables() *cobra.Command {
 				return nil
 			})
 		},
-	})
+	}, forms...)
 	cmd.Flags().BoolVar(&fail, "fail", false, "exit with 1 if anything is wrong with a table")
 	return cmd
 }
@@ -53,6 +73,8 @@ without rewriting the table, registers the table, and installs, changes or remov
 
 It needs a table to itself for a moment. It waits for that for two seconds at most, so that readers never queue behind it for
 longer, and tries again, with pauses, until --patience is over.`,
+		Example: `  fencecheck protect app.jobs
+  fencecheck protect app.jobs --rule term --strength live --guard observe`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, tables []string) error {
 			arguments := pgx.NamedArgs{
@@ -82,7 +104,8 @@ func (a *app) unprotect() *cobra.Command {
 		Short: "Take tables off the register, and their guards off them",
 		Long: `unprotect does what SELECT fence.unprotect(…) does: it takes the table off the register and removes its guard. The fence
 column stays, with its fences, should the table be protected again; drop it yourself when that will not happen.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Example: `  fencecheck unprotect app.jobs`,
+		Args:    usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, tables []string) error {
 			return a.withEach(cmd, tables, patience, "unprotected", func(ctx context.Context, conn *pgx.Conn, table string) error {
 				var registered bool

@@ -13,11 +13,13 @@ import (
 
 // versionInfo is what `fencecheck version` says.
 type versionInfo struct {
-	Version  string `json:"version"`
-	Revision string `json:"revision,omitempty"`
-	Schema   int    `json:"schema"` // the version of schema fence that this program brings
-	Go       string `json:"go"`
-	Platform string `json:"platform"`
+	Version   string `json:"version"`
+	Revision  string `json:"revision,omitempty"`
+	Committed string `json:"committed,omitempty"` // when the revision was
+	Modified  bool   `json:"modified,omitempty"`  // built from files that differ from the revision
+	Schema    int    `json:"schema"`              // the version of schema fence that this program brings
+	Go        string `json:"go"`
+	Platform  string `json:"platform"`
 }
 
 func (a *app) version() *cobra.Command {
@@ -26,21 +28,38 @@ func (a *app) version() *cobra.Command {
 		Short: "Show the version of this program and of the schema that it brings",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := versionInfo{Version: "(devel)", Schema: migrations.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-			if info, ok := debug.ReadBuildInfo(); ok {
-				if info.Main.Version != "" {
-					v.Version = info.Main.Version
-				}
-				for _, s := range info.Settings {
-					if s.Key == "vcs.revision" {
-						v.Revision = s.Value
-					}
-				}
-			}
+			v := thisVersion()
 			return a.print(cmd.OutOrStdout(), v, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "fencecheck %s %s (schema %d, %s, %s)\n", v.Version, v.Revision, v.Schema, v.Go, v.Platform)
+				revision := v.Revision
+				if v.Modified {
+					revision += " and changes"
+				}
+				_, err := fmt.Fprintf(w, "fencecheck %s %s (schema %d, %s, %s)\n", v.Version, revision, v.Schema, v.Go, v.Platform)
 				return err
 			})
 		},
-	})
+	}, "table", "json")
+}
+
+// thisVersion is what the build says of itself.
+func thisVersion() versionInfo {
+	v := versionInfo{Version: "(devel)", Schema: migrations.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return v
+	}
+	if info.Main.Version != "" {
+		v.Version = info.Main.Version
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			v.Revision = s.Value
+		case "vcs.time":
+			v.Committed = s.Value
+		case "vcs.modified":
+			v.Modified = s.Value == "true"
+		}
+	}
+	return v
 }

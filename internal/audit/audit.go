@@ -1,9 +1,11 @@
-// Package audit reads what writegate's tables have to tell: who holds which lease, and which writes were refused. The
-// command line, the reports and the demo all show what it returns. It only ever reads, with SELECT rights alone.
+// Package audit reads what writegate's tables have to tell: who holds which lease, which writes were refused, which tables
+// are protected, and what is wrong. The command line, the report, the dashboard and the demo all show what it returns. It
+// only ever reads, with SELECT rights alone, on a standby as well.
 package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -19,136 +21,73 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Fences are strings in JSON: a bigint outgrows the numbers that many readers of JSON can hold.
+// Fences, and other numbers that may outgrow what many readers of JSON can hold, are strings in JSON.
 
-// Lease is one row of fence.lease, and what it comes to by the database's clock.
-type Lease struct {
-	Name      string     `json:"name"`
-	State     string     `json:"state"` // held; expired: not released, and nobody has followed; free: released
-	Holder    string     `json:"holder"`
-	Fence     int64      `json:"fence,string"`
-	GrantedAt *time.Time `json:"granted_at"`
-	RenewedAt *time.Time `json:"renewed_at"`
-	ExpiresAt *time.Time `json:"expires_at"`
-	Renewals  int64      `json:"renewals,string"`
-	// Remaining is what a held lease has left, negative for how long ago an expired one ended, in seconds.
-	Remaining float64 `json:"remaining_seconds"`
-	Wanted    bool    `json:"wanted"` // somebody waits for it
-}
-
-// Rejection is one row of fence.rejection.
-type Rejection struct {
-	ID            int64     `json:"id,string"`
-	Table         string    `json:"table"`
-	Key           string    `json:"key"` // JSON
-	Lease         string    `json:"lease"`
-	Fence         int64     `json:"fence,string"`
-	CurrentFence  *int64    `json:"current_fence,string"`
-	Reason        string    `json:"reason"`
-	Verdict       string    `json:"verdict"`
-	Holder        string    `json:"holder"`
-	CurrentHolder string    `json:"current_holder"`
-	Count         int64     `json:"count,string"`
-	FirstAt       time.Time `json:"first_at"`
-	LastAt        time.Time `json:"last_at"`
-	Application   string    `json:"application"`
-	ClientAddr    *string   `json:"client_addr"` // null: over a Unix socket
-	User          string    `json:"user"`
-}
-
-// Filter says which rejections to return. Zero fields do not filter.
-type Filter struct {
-	Since, Until time.Time // half-open [Since, Until), by when it was last refused
-	Table, Lease string
-	Limit        int // 0: no limit
-}
-
-// schemaOldest is the first version of the schema that has what is read here.
+// schemaOldest is the first version of the schema that has what is read here, but for what says otherwise.
 const schemaOldest = 2
 
-// CheckSchema returns an error that says what to do where schema fence is missing or does not fit.
-func CheckSchema(ctx context.Context, q Querier, database string) (version int, err error) {
+// leaseColumns are those of fence.lease that are read here: all but the token.
+const leaseColumns = "name,fence,holder,ttl,granted_at,renewed_at,renewals,expires_at,released_at,wanted_by"
+
+// CheckSchema returns an error that says what to do where schema fence is missing, does not fit, or where the role that asks
+// may not read the relations of it that are named.
+func CheckSchema(ctx context.Context, q Querier, database string, reads ...string) (version int, err error) {
 	if err := q.QueryRow(ctx, `SELECT fence.schema_version()`).Scan(&version); err != nil {
+		if pgerr.Code(err) == "42501" {
+			return 0, missingGrants(ctx, q, err, "GRANT USAGE ON SCHEMA fence")
+		}
 		return 0, pgerr.ExplainSchema(err, database)
 	}
-	return version, pgerr.CheckSchema(version, schemaOldest)
+	if err := pgerr.CheckSchema(version, schemaOldest); err != nil {
+		return 0, err
+	}
+	return version, mayRead(ctx, q, reads...)
 }
 
-const leasesSQL = `
-SELECT l.name, s.state, l.holder, l.fence, l.granted_at, l.renewed_at, l.expires_at, l.renewals,
-       CASE WHEN s.state = 'free' THEN 0 ELSE extract(epoch FROM l.expires_at - n.now)::float8 END, l.wanted_by IS NOT NULL
-  FROM fence.lease l
- CROSS JOIN (SELECT clock_timestamp() AS now) n
- CROSS JOIN LATERAL (SELECT CASE WHEN l.released_at IS NOT NULL OR l.fence = 0 THEN 'free'
-                                 WHEN l.expires_at > n.now THEN 'held' ELSE 'expired' END AS state) s
- WHERE l.fence > 0
- ORDER BY l.name`
+const unreadableSQL = `
+SELECT coalesce(array_agg('GRANT SELECT' || CASE WHEN c.relname = 'lease' THEN ' (' || replace($2::text, ',', ', ') || ')' ELSE '' END || ' ON fence.' || c.relname ORDER BY c.relname), '{}')
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'fence' AND c.relname = ANY ($1::text[])
+   AND NOT CASE WHEN c.relkind = 'S' THEN pg_catalog.has_sequence_privilege(c.oid, 'SELECT')
+                WHEN c.relname = 'lease' THEN (SELECT bool_and(pg_catalog.has_column_privilege(c.oid, x, 'SELECT')) FROM pg_catalog.unnest(pg_catalog.string_to_array($2::text, ',')) x)
+                ELSE pg_catalog.has_table_privilege(c.oid, 'SELECT') END`
 
-// Leases returns all leases that were ever granted, by name.
-func Leases(ctx context.Context, q Querier) ([]Lease, error) {
-	rows, err := q.Query(ctx, leasesSQL)
-	if err != nil {
-		return nil, fmt.Errorf("reading fence.lease: %w", err)
+// mayRead returns an error that names the grants which are missing: a list that is empty for want of rights must not pass
+// for an empty list.
+func mayRead(ctx context.Context, q Querier, reads ...string) error {
+	if len(reads) == 0 {
+		return nil
 	}
-	leases, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lease, err error) {
-		err = row.Scan(&l.Name, &l.State, &l.Holder, &l.Fence, &l.GrantedAt, &l.RenewedAt, &l.ExpiresAt, &l.Renewals,
-			&l.Remaining, &l.Wanted)
-		utc(l.GrantedAt, l.RenewedAt, l.ExpiresAt)
-		return l, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading fence.lease: %w", err)
+	var missing []string
+	if err := q.QueryRow(ctx, unreadableSQL, reads, leaseColumns).Scan(&missing); err != nil {
+		return fmt.Errorf("looking up what this role may read: %w", err)
 	}
-	return leases, nil
-}
-
-const rejectionsSQL = `
-SELECT id, table_name, row_key::text, lease_name, fence, current_fence, reason, verdict, holder, current_holder, count,
-       first_at, last_at, application_name, host(client_addr), db_user::text
-  FROM fence.rejection
- WHERE ($1::timestamptz IS NULL OR last_at >= $1) AND ($2::timestamptz IS NULL OR last_at < $2)
-   AND ($3 = '' OR table_name = $3) AND ($4 = '' OR lease_name = $4)
- ORDER BY last_at DESC, id DESC
- LIMIT $5`
-
-// Rejections returns refused writes, the latest first, and whether the limit cut some off.
-func Rejections(ctx context.Context, q Querier, f Filter) (found []Rejection, cut bool, err error) {
-	var limit *int
-	if f.Limit > 0 {
-		oneMore := f.Limit + 1
-		limit = &oneMore
-	}
-	rows, err := q.Query(ctx, rejectionsSQL, orNil(f.Since), orNil(f.Until), f.Table, f.Lease, limit)
-	if err != nil {
-		return nil, false, fmt.Errorf("reading fence.rejection: %w", err)
-	}
-	found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Rejection, err error) {
-		err = row.Scan(&r.ID, &r.Table, &r.Key, &r.Lease, &r.Fence, &r.CurrentFence, &r.Reason, &r.Verdict, &r.Holder,
-			&r.CurrentHolder, &r.Count, &r.FirstAt, &r.LastAt, &r.Application, &r.ClientAddr, &r.User)
-		utc(&r.FirstAt, &r.LastAt)
-		return r, err
-	})
-	if err != nil {
-		return nil, false, fmt.Errorf("reading fence.rejection: %w", err)
-	}
-	if f.Limit > 0 && len(found) > f.Limit {
-		return found[:f.Limit], true, nil
-	}
-	return found, false, nil
-}
-
-// CheckTable returns an error unless there is a table of that name, written as schema.table without quotes.
-func CheckTable(ctx context.Context, q Querier, name string) error {
-	var exists bool
-	err := q.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname || '.' || c.relname = $1)`, name).Scan(&exists)
-	if err != nil {
-		return err
-	}
-	if !exists {
-		return fmt.Errorf("there is no table %s here, and no rejection of one: want schema.table", name)
+	if len(missing) > 0 {
+		return missingGrants(ctx, q, errors.New("permission denied"), missing...)
 	}
 	return nil
+}
+
+// ErrPrivilege says that the role that asks lacks a right to read.
+var ErrPrivilege = errors.New("this role may not read that")
+
+func missingGrants(ctx context.Context, q Querier, cause error, grants ...string) error {
+	role := `"?"`
+	_ = q.QueryRow(ctx, `SELECT pg_catalog.quote_ident(current_user)`).Scan(&role)
+	for i := range grants {
+		grants[i] += " TO " + role
+	}
+	return fmt.Errorf("%w: role %s lacks: %s; the owner of schema fence can give all that an auditor needs by SELECT fence.allow('%s', 'auditor'): %w",
+		ErrPrivilege, role, strings.Join(grants, "; "), strings.ReplaceAll(strings.Trim(role, `"`), "'", "''"), cause)
+}
+
+// attempt runs what may fail without spoiling the transaction that it is run in, if it is.
+func attempt(ctx context.Context, q Querier, read func(Querier) error) error {
+	tx, ok := q.(pgx.Tx)
+	if !ok {
+		return read(q)
+	}
+	return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return read(savepoint) })
 }
 
 func orNil(t time.Time) *time.Time {
@@ -167,17 +106,22 @@ func utc(times ...*time.Time) {
 	}
 }
 
-// Printable returns s as one line of text that a terminal shows and does not obey: control characters, and the marks
-// that turn the direction of writing, are escaped.
-func Printable(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		switch {
-		case r < 0x20, r >= 0x7f && r < 0xa0, r >= 0x200b && r <= 0x200f, r >= 0x2028 && r <= 0x202e, r >= 0x2060 && r <= 0x2069, r == 0xfeff:
-			fmt.Fprintf(&b, "\\u%04x", r)
-		default:
-			b.WriteRune(r)
-		}
+// oneMore is a LIMIT that tells whether there is more than limit, 0 for none.
+func oneMore(limit int) *int {
+	if limit <= 0 {
+		return nil
 	}
-	return b.String()
+	limit++
+	return &limit
 }
+
+// cutTo returns the first of found, and whether there are more.
+func cutTo[T any](found []T, limit int) ([]T, bool) {
+	if limit > 0 && len(found) > limit {
+		return found[:limit], true
+	}
+	return found, false
+}
+
+// prunedOldest is the first version of the schema that keeps count of what was pruned.
+const prunedOldest = 7

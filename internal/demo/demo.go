@@ -24,6 +24,7 @@ import (
 	"github.com/writegate/writegate/internal/audit"
 	"github.com/writegate/writegate/internal/migrate"
 	"github.com/writegate/writegate/internal/pgtest"
+	"github.com/writegate/writegate/internal/show"
 )
 
 //go:embed jobrunner/*.sql
@@ -297,15 +298,15 @@ func (s *story) verify(ctx context.Context, fenceA, fenceB int64, before reportR
 	check(found, "the audit has one rejection: worker-a's write, and whose row it would have overwritten")
 
 	_, _ = fmt.Fprintf(s.out, "\nThe audit (fencecheck rejections)\n\n")
-	if err := audit.WriteRejections(s.out, rejections); err != nil {
+	if err := show.Rejections(rejections).Write(s.out, show.Screen{}); err != nil {
 		return err
 	}
-	leases, err := audit.Leases(ctx, s.conn)
+	leases, _, err := audit.Leases(ctx, s.conn, audit.LeaseFilter{})
 	if err != nil {
 		return err
 	}
 	_, _ = fmt.Fprintf(s.out, "\nThe leases (fencecheck leases)\n\n")
-	if err := audit.WriteLeases(s.out, leases); err != nil {
+	if err := show.Leases(leases).Write(s.out, show.Screen{}); err != nil {
 		return err
 	}
 	if len(failed) > 0 {

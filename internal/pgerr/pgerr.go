@@ -191,7 +191,7 @@ func Refused(err error) bool {
 }
 
 // SchemaVersion is the newest version of schema fence that this program knows; a test compares it with the migrations.
-const SchemaVersion = 6
+const SchemaVersion = 7
 
 // CheckSchema returns an error that says what to do unless found, the schema's version, is one that a program can work
 // with: from the oldest that has what it calls, to one version after the newest that it knows.
