@@ -1,5 +1,6 @@
-// Command fencecheck applies writegate's migrations to a database, shows who holds which lease, and audits the writes
-// that were refused. `fencecheck demo` shows the whole at work.
+// Command fencecheck applies writegate's migrations to a database, shows who holds which lease, audits the writes that were
+// refused, and checks what the promise rests on. `fencecheck demo` shows the whole at work; `fencecheck --help` lists what
+// else there is.
 //
 // It exits 0 when all is well, 1 when it found what it was asked to look for, 2 when it was called wrongly, and 3 when it
 // could not do or check what it was asked to.
@@ -46,11 +47,14 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var usage usageError
+	var status exitStatus
 	switch {
 	case err == nil:
 		return exitClean
 	case errors.Is(err, errFindings):
 		return exitFindings
+	case errors.As(err, &status):
+		return int(status)
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "fencecheck: %v\nSee 'fencecheck --help'.\n", err)
 		return exitUsage

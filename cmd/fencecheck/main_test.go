@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "demo-worker" || os.Args[1] == "demo" || os.Args[1] == "migrate") {
+	if len(os.Args) > 1 && (os.Args[1] == "demo-worker" || os.Args[1] == "demo" || os.Args[1] == "migrate" || os.Args[1] == "run") {
 		main() // as a process of its own
 	}
 	// What the machine's own environment says must not reach the commands under test.
@@ -280,9 +280,9 @@ func TestBadCalls(t *testing.T) {
 	}{
 		{"no such command", []string{"audit"}, exitUsage, `unknown command "audit"`},
 		{"no such flag", []string{"leases", "--all"}, exitUsage, "unknown flag"},
-		{"an argument too many", []string{"leases", "x"}, exitUsage, "unknown command"},
+		{"an argument too many", []string{"leases", "x", "y"}, exitUsage, "accepts at most 1"},
 		{"migrate what", []string{"migrate"}, exitUsage, "up, down, status or sql"},
-		{"no such output", []string{"leases", "-o", "yaml"}, exitUsage, "want table or json"},
+		{"no such output", []string{"leases", "-o", "yaml"}, exitUsage, "want table, json, jsonl or csv"},
 		{"a time without a zone", []string{"rejections", "--since", "2024-03-10 02:30"}, exitUsage, "with its offset"},
 		{"a negative limit", []string{"rejections", "--limit", "-1"}, exitUsage, "0 (all) or more"},
 		{"an unreachable server", []string{"leases", "--database-url", "postgres://me:" + secret + "@127.0.0.1:1/db"}, exitCannotCheck, "127.0.0.1:1"},
@@ -338,7 +338,7 @@ func TestReadingNeedsSelectAlone(t *testing.T) {
 func TestVersion(t *testing.T) {
 	r := fencecheck("version")
 	require.Equal(t, exitClean, r.code)
-	require.Contains(t, r.stdout, "schema 6")
+	require.Contains(t, r.stdout, "schema 7")
 	var v versionInfo
 	r = fencecheck("version", "--output", "json")
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &v))

@@ -68,7 +68,7 @@ Exit status: 0 all is well; 1 found what it was asked to look for; 2 called wron
 	for id, commands := range map[string][]*cobra.Command{
 		"look":  {a.leases(), a.terms(), a.rejections(), a.watch(), a.report(), a.serve()},
 		"check": {a.tables(), a.verify(), a.explain(), a.repair(), a.prune()},
-		"use":   {a.demo(), a.migrate(), a.protect(), a.unprotect()},
+		"use":   {a.demo(), a.migrate(), a.protect(), a.unprotect(), a.runCommand()},
 	} {
 		for _, cmd := range commands {
 			cmd.GroupID = id
