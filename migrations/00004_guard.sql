@@ -579,7 +579,7 @@ BEGIN
     IF NOT fence.unprotect_column(unprotect.relation) THEN
         RETURN false;
     END IF;
-    IF v_had <> 'off' THEN
+    IF v_had <> 'off' AND EXISTS (SELECT 1 FROM pg_class c WHERE c.oid = unprotect.relation) THEN -- it may be gone
         PERFORM fence.lock_within(unprotect.relation, 'ACCESS EXCLUSIVE');
         PERFORM fence.install_guard(unprotect.relation);
     END IF;

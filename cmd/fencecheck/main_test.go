@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/stretchr/testify/require"
 
 	"github.com/writegate/writegate/internal/audit"
@@ -25,8 +26,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "demo-worker" || os.Args[1] == "demo" || os.Args[1] == "migrate" || os.Args[1] == "run") {
-		main() // as a process of its own
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		main() // as a process of its own: tests get flags
 	}
 	// What the machine's own environment says must not reach the commands under test.
 	for _, kv := range os.Environ() {
@@ -34,8 +35,13 @@ func TestMain(m *testing.M) {
 			_ = os.Unsetenv(name)
 		}
 	}
-	pgtest.Main(m)
+	testscript.Main(tests{m}, map[string]func(){"fencecheck": main})
 }
+
+// tests are the package's, with the server that they share.
+type tests struct{ m *testing.M }
+
+func (t tests) Run() int { return pgtest.Run(t.m) }
 
 // result is what a command left behind.
 type result struct {

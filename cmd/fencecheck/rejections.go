@@ -76,8 +76,8 @@ merely run out of time (expired), or was the lawful holder (lawful). The last is
 in time, or the row is written under two leases, whose fences then stand in each other's way. Where this database has no
 such lease, because fences come from elsewhere, it is unknown.
 
-FENCE is the refused one's, and OF its holder; FOUND is the fence that stood in the way, and OF whose it was. NOW is the fence that
-the row holds now, read from the table by its key, for which the role needs SELECT on it.`,
+FENCE and HOLDER are the refused one's; FOUND is the fence that stood in the way, and FOUND HOLDER whose it was. With --now, NOW is the
+fence that the row holds now, read from the table by its key, for which the role needs SELECT on it.`,
 		Example: `  fencecheck rejections --since 24h
   fencecheck rejections --verdict lawful --fail
   fencecheck rejections --table app.jobs --key '{"id": 7}' -o json

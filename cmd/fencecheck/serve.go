@@ -24,7 +24,7 @@ const envToken = "FENCECHECK_TOKEN"
 func (a *app) serve() *cobra.Command {
 	w := window{since: "24h"}
 	var v verifyFlags
-	var listen, tokenFile, cert, key string
+	var listen, tokenFile, cert, key, baseline string
 	var public, rows bool
 	var every, verifyEvery time.Duration
 	cmd := &cobra.Command{
@@ -54,6 +54,10 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 			}
 			if (cert == "") != (key == "") {
 				return usageError{errors.New("--tls-cert and --tls-key go together")}
+			}
+			accepted, err := readBaseline(baseline)
+			if err != nil {
+				return err
 			}
 			token, err := readToken(tokenFile)
 			if err != nil {
@@ -88,7 +92,11 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 					return audit.Count(ctx, audit.Bounded(pool, a.timeout), database)
 				},
 				Verify: func(ctx context.Context) (*audit.Verification, error) {
-					return a.verifyFor(ctx, pool, database, v.VerifyOptions, rows)
+					found, err := a.verifyFor(ctx, pool, database, v.VerifyOptions, rows)
+					if err == nil {
+						accepted.Apply(found)
+					}
+					return found, err
 				},
 				VerifyEvery: verifyEvery,
 				Program:     "fencecheck " + thisVersion().Version,
@@ -107,6 +115,7 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 	v.addFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&listen, "listen", "127.0.0.1:8480", "the address to listen on")
+	f.StringVar(&baseline, "baseline", "", "a file of findings that are accepted")
 	f.BoolVar(&public, "public", false, "allow an address that others can reach; needs a token")
 	f.StringVar(&tokenFile, "token-file", "", "a file with the token (default: the environment variable "+envToken+")")
 	f.StringVar(&cert, "tls-cert", "", "the certificate's file, to serve HTTPS")

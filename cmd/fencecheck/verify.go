@@ -115,7 +115,7 @@ a check could not run, whatever else was found.`,
 					return err
 				}
 				if len(result.Unchecked) > 0 {
-					return fmt.Errorf("%d checks could not run", len(unchecked(result)))
+					return fmt.Errorf("%s could not run", count(len(unchecked(result)), "check"))
 				}
 				return failIf(writeBaseline == "" && len(result.Open(audit.Severity(failOn))) > 0)
 			})
@@ -199,7 +199,7 @@ func (a *app) showVerification(w io.Writer, v *audit.Verification, database stri
 				counts[string(f.Severity)]++
 			}
 		}
-		fmt.Fprintf(&b, "%d checks: ", len(v.Checks))
+		fmt.Fprintf(&b, "%s: ", count(len(v.Checks), "check"))
 		if len(v.Findings) == 0 {
 			b.WriteString("nothing is wrong")
 		} else {
@@ -219,6 +219,14 @@ func (a *app) showVerification(w io.Writer, v *audit.Verification, database stri
 		_, err := io.WriteString(w, b.String())
 		return err
 	})
+}
+
+// count is a number of things, in words.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // showProgress shows a bar, on a terminal, once reading the tables takes a while.

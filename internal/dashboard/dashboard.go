@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/klauspost/compress/gzhttp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -74,7 +75,7 @@ func New(cfg Config) *Dashboard {
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
 	mux.HandleFunc("GET /healthz", d.serveHealth)
-	d.handler = d.guard(mux)
+	d.handler = d.guard(gzhttp.GzipHandler(mux)) // charts of much are large, and alike
 	go d.verify(ctx)
 	return d
 }

@@ -28,7 +28,7 @@ var (
 	lastFence = prometheus.NewDesc("writegate_fence_last", "The last fence that was drawn.", nil, nil)
 	headroom  = prometheus.NewDesc("writegate_fence_headroom_ratio", "Which part of all fences is left, from 1 to 0.", nil, nil)
 
-	findings    = prometheus.NewDesc("writegate_verify_findings", "What the checks have found, by id and severity.", []string{"id", "severity"}, nil)
+	findings    = prometheus.NewDesc("writegate_verify_findings", "What the checks have found and no baseline accepts, by id and severity.", []string{"id", "severity"}, nil)
 	notChecked  = prometheus.NewDesc("writegate_verify_unchecked", "1 for each check that could not run.", []string{"id"}, nil)
 	verifyFails = prometheus.NewDesc("writegate_verify_failed", "1 if the checks could not run at all the last time.", nil, nil)
 	verifyRun   = prometheus.NewDesc("writegate_verify_last_run_timestamp_seconds", "When the checks ran last, in seconds since 1970.", nil, nil)
@@ -61,7 +61,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if v != nil {
 		type kind struct{ id, severity string }
 		counts := map[kind]int{}
-		for _, f := range v.Findings {
+		for _, f := range v.Open(audit.SeverityInfo) { // what is accepted is no reason for an alert
 			counts[kind{f.ID, string(f.Severity)}]++
 		}
 		for _, id := range v.Checks { // one that finds nothing is 0, and not missing

@@ -40,7 +40,10 @@ var shared struct {
 
 // Main runs a package's tests and then stops the server that they shared; call it from TestMain. An interrupt stops the
 // server too.
-func Main(m *testing.M) {
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run is Main for a TestMain that has more to do: it returns the status to exit with.
+func Run(m *testing.M) int {
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
 	go func() {
@@ -55,7 +58,7 @@ func Main(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "pgtest:", err)
 		code = 1
 	}
-	os.Exit(code)
+	return code
 }
 
 // Shared returns the server that all tests of this process share, and starts it if need be.

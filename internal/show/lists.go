@@ -77,7 +77,7 @@ func Terms(terms []audit.Term) *Table {
 func Rejections(rejections []audit.Rejection) *Table {
 	t := &Table{Columns: []Column{
 		{Title: "ID"}, {Title: "LAST"}, {Title: "COUNT"}, {Title: "VERDICT"}, {Title: "REASON"}, {Title: "TABLE", Min: 10}, {Title: "KEY", Min: 10}, {Title: "LEASE", Min: 10},
-		{Title: "FENCE"}, {Title: "OF", Min: 10}, {Title: "FOUND"}, {Title: "OF", Min: 10}, {Title: "APPLICATION", Min: 11},
+		{Title: "FENCE"}, {Title: "HOLDER", Min: 10}, {Title: "FOUND"}, {Title: "FOUND HOLDER", Min: 12}, {Title: "APPLICATION", Min: 11},
 	}}
 	now := false
 	for _, r := range rejections {
