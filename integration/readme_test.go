@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -126,10 +127,16 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// installed returns a directory in which fencecheck is installed.
+// installed returns a directory in which fencecheck is installed, which is the same for all that a test runs.
 func installed(t *testing.T) string {
 	t.Helper()
+	install.Lock()
+	defer install.Unlock()
+	if bin, ok := install.bins[t.Name()]; ok {
+		return bin
+	}
 	bin := t.TempDir()
+	install.bins[t.Name()] = bin
 	cmd := exec.Command("go", "install", "./cmd/fencecheck")
 	cmd.Dir = ".."
 	cmd.Env = append(os.Environ(), "GOBIN="+bin)
@@ -137,6 +144,11 @@ func installed(t *testing.T) string {
 	require.NoError(t, err, string(out))
 	return bin
 }
+
+var install = struct {
+	sync.Mutex
+	bins map[string]string // by test
+}{bins: map[string]string{}}
 
 // runShell runs a command as a user would, in the repository, on the bed's database.
 func runShell(b *bed, line string) {

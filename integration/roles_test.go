@@ -94,7 +94,7 @@ func TestRoles(t *testing.T) {
 	require.NoError(t, err)
 	for _, u := range v.Unchecked {
 		require.Equal(t, "app.orders", u.Object, "%v: it has no rights on the application's tables, and says so", u)
-		require.Contains(t, u.Why, "GRANT SELECT (last_fence) ON app.orders TO ")
+		require.Contains(t, u.Why, "GRANT SELECT (last_fence, ctid) ON app.orders TO ")
 	}
 	require.NotEmpty(t, v.Unchecked)
 	_, err = auditor.Exec(ctx, `SELECT version_id FROM fence.goose_db_version`)

@@ -24,7 +24,8 @@ middle of its write, after the second has taken over. Its write is refused by th
 It runs on a throw-away server made from installed binaries or a container, or, with --database-url, in a database that
 it creates on that server and drops again (if it is killed outright, one called writegate_demo_… stays there). DATABASE_URL is
 not read, lest it name a server you did not mean; ` + pgtest.EnvURL + ` is, as by the tests.`,
-		Args: usageArgs(cobra.NoArgs),
+		Example: `  fencecheck demo --keep`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.databaseURL != "" {
 				if _, err := a.connConfig(); err != nil {

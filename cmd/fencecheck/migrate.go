@@ -28,7 +28,10 @@ func (a *app) migrateUp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "up",
 		Short: "Apply every migration that is missing",
-		Args:  usageArgs(cobra.NoArgs),
+		Long: `up applies what is missing, each migration in a transaction of its own. Several that run at once wait for each other, and it can
+go through a pooler that pools transactions.`,
+		Example: `  fencecheck migrate up`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := a.connConfig()
 			if err != nil {
@@ -57,6 +60,8 @@ func (a *app) migrateDown() *cobra.Command {
 
 It changes nothing while a protected table still holds fences: without the schema they would start again at 2, below
 those in the table, and every later writer would be refused. --force says that this is known.`,
+		Example: `  fencecheck migrate down
+  fencecheck migrate down --to 0`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := a.connConfig()
@@ -95,7 +100,10 @@ func (a *app) migrateStatus() *cobra.Command {
 	return a.addOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Show which migrations are applied, and when they were",
-		Args:  usageArgs(cobra.NoArgs),
+		Long: `status shows each migration that this program brings: applied, and when; pending; or applied by another tool, where they were
+folded into a set of your own. It writes nothing.`,
+		Example: `  fencecheck migrate status`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := a.connConfig()
 			if err != nil {
@@ -131,7 +139,8 @@ func (a *app) migrateSQL() *cobra.Command {
 		Short: "Print the migrations, for folding into your own set",
 		Long: `sql prints the goose files as they are, each under its name; with --version one of them alone, ready to be
 redirected into a file of your own set. It needs no database.`,
-		Args: usageArgs(cobra.NoArgs),
+		Example: `  fencecheck migrate sql --version 1`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("version") && version < 1 {
 				return usageError{fmt.Errorf("--version %d: want 1 or more", version)}

@@ -43,9 +43,6 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 			if err := errors.Join(w.check(), v.check()); err != nil {
 				return usageError{err}
 			}
-			if w.until != "" {
-				return usageError{errors.New("--until: a live dashboard shows what happens until now")}
-			}
 			if every < time.Second {
 				return usageError{fmt.Errorf("--every %v: want 1s or more", every)}
 			}
@@ -110,8 +107,7 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 			return serveOn(cmd, listen, cert, key, board)
 		},
 	}
-	w.addFlags(cmd, "show what happened at or after")
-	_ = cmd.Flags().MarkHidden("until")
+	cmd.Flags().StringVar(&w.since, "since", w.since, "show what happened from this time on (2026-01-31T08:00:00+01:00), or from this long ago (24h)")
 	v.addFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&listen, "listen", "127.0.0.1:8480", "the address to listen on")

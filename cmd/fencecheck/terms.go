@@ -20,7 +20,8 @@ has not ended is held, overdue (it has expired and nobody has followed), or gone
 
 With --since and --until those that were under way at some moment of that time.`,
 		Example: `  fencecheck terms nightly-report
-  fencecheck terms --since 24h --holder worker-7`,
+  fencecheck terms --since 24h --holder worker-7
+  fencecheck terms --fence 1042`,
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := w.check(); err != nil {
@@ -59,6 +60,7 @@ With --since and --until those that were under way at some moment of that time.`
 		},
 	}, forms...)
 	w.addFlags(cmd, "under way at or after")
+	cmd.Flags().Int64SliceVar(&f.Fences, "fence", nil, "only the grants of these fences: whose were they?")
 	cmd.Flags().StringVar(&f.Holder, "holder", "", "only this holder's")
 	cmd.Flags().IntVar(&f.Limit, "limit", 100, "how many to show; 0 for all")
 	return cmd

@@ -206,7 +206,7 @@ func (a *app) showVerification(w io.Writer, v *audit.Verification, database stri
 			var parts []string
 			for _, s := range []string{"error", "warning", "info", "accepted"} {
 				if counts[s] > 0 {
-					parts = append(parts, fmt.Sprintf("%d %s", counts[s], s))
+					parts = append(parts, plural(counts[s], s))
 				}
 			}
 			b.WriteString(strings.Join(parts, ", "))
@@ -227,6 +227,14 @@ func count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// plural is a number of findings, by how bad they are; some of these words have no plural.
+func plural(n int, what string) string {
+	if what == "error" || what == "warning" {
+		return count(n, what)
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // showProgress shows a bar, on a terminal, once reading the tables takes a while.

@@ -26,7 +26,10 @@ func (a *app) version() *cobra.Command {
 	return a.addOutput(&cobra.Command{
 		Use:   "version",
 		Short: "Show the version of this program and of the schema that it brings",
-		Args:  usageArgs(cobra.NoArgs),
+		Long: `version shows what the build says of itself: the module's version, the revision that it was built from, and whether the files had
+been changed; and the version of schema fence that this program brings. It needs no database.`,
+		Example: `  fencecheck version -o json`,
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := thisVersion()
 			return a.print(cmd.OutOrStdout(), v, func(w io.Writer) error {

@@ -47,7 +47,7 @@ It needs a terminal; fencecheck rejections --follow goes into a pipe, and fencec
 			return a.watchOn(cmd.Context(), file, cfg, w, every)
 		},
 	}
-	w.addFlags(cmd, "show refusals at or after")
+	cmd.Flags().StringVar(&w.since, "since", w.since, "show refusals from this time on (2026-01-31T08:00:00+01:00), or from this long ago (24h)")
 	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "how often to look")
 	return cmd
 }

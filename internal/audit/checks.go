@@ -44,7 +44,7 @@ var checks = []Check{
 		"ALTER SEQUENCE fence.fence_seq AS bigint INCREMENT BY 2 MINVALUE 2 MAXVALUE 9007199254740990 CACHE 1 NO CYCLE OWNED BY NONE; then fencecheck repair sequence."},
 	{"sequence-behind", SeverityError, "fences are in use that the sequence has not reached",
 		"The next holder gets a fence below one that a row has seen, and is refused although it is the lawful one; and a fence may be given out twice.",
-		"Rows or leases came without the sequence, or it was taken back: logical replication, a dump of selected tables, data restored into a running server, setval, TRUNCATE … RESTART IDENTITY. Or a row's fence was written by hand.",
+		"Rows or leases came without the sequence, or it was taken back: logical replication, a dump of selected tables, data restored into a running server, setval. Or a row's fence was written by hand.",
 		"fencecheck repair sequence: it moves the sequence past every fence in this database. Safe while leases are granted."},
 	{"sequence-headroom", SeverityWarning, "fences are running out",
 		"Fences stay below 2^53. When they are used up nothing is granted any more (2200H, WG001).",

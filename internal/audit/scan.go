@@ -53,7 +53,7 @@ type scanState struct {
 const scanTablesSQL = `
 SELECT %s, t.relid::regclass::oid::bigint, quote_ident(p.fence_column), p.high_water, format('%%I.%%I', n.nspname, k.relname),
        pg_catalog.pg_relation_size(t.relid) / current_setting('block_size')::bigint, current_setting('block_size')::bigint,
-       has_column_privilege(t.relid, a.attnum, 'SELECT'), row_security_active(t.relid)
+       has_column_privilege(t.relid, a.attnum, 'SELECT') AND has_column_privilege(t.relid, 'ctid', 'SELECT'), row_security_active(t.relid)
   FROM fence.protected_table p
   JOIN pg_catalog.pg_class c ON c.oid = p.relation
  CROSS JOIN LATERAL %s t
@@ -119,7 +119,7 @@ func (v *verifier) rows() error {
 		case !t.mayRead:
 			role := `"?"`
 			_ = v.q.QueryRow(v.ctx, `SELECT pg_catalog.quote_ident(current_user)`).Scan(&role)
-			v.cannotScan(t.table, fmt.Sprintf("this role may not read it: GRANT SELECT (%s) ON %s TO %s", t.fence, t.part, role))
+			v.cannotScan(t.table, fmt.Sprintf("this role may not read it: GRANT SELECT (%s, ctid) ON %s TO %s", t.fence, t.part, role))
 			continue
 		case t.secured:
 			v.cannotScan(t.table, "row security may hide rows from this role: ask as its owner, or as a role with BYPASSRLS")
@@ -163,13 +163,13 @@ func (v *verifier) rows() error {
 			v.find("sequence-behind", table, "", "it holds fences up to %d, and the next that is granted is %d: its holder would be refused", s.Max, next)
 		}
 		if s.Null > 0 {
-			v.find("fence-null", table, "", "%d rows hold no fence (NULL)", s.Null)
+			v.find("fence-null", table, "", "%s no fence (NULL)", rowsHold(s.Null))
 		}
 		if s.Negative > 0 {
-			v.find("fence-negative", table, "", "%d rows hold a fence below 0", s.Negative)
+			v.find("fence-negative", table, "", "%s a fence below 0", rowsHold(s.Negative))
 		}
 		if s.Unknown > 0 {
-			v.find("fence-unknown", table, "", "%d rows hold fences that were never granted here, like %s", s.Unknown, s.Example)
+			v.find("fence-unknown", table, "", "%s a fence that was never granted here, like %s", rowsHold(s.Unknown), s.Example)
 		}
 	}
 	if limit.sampled() && len(order) > 0 {
@@ -184,6 +184,13 @@ func (v *verifier) rows() error {
 }
 
 func (l ScanLimit) sampled() bool { return l.Sample > 0 && l.Sample < 100 }
+
+func rowsHold(n int64) string {
+	if n == 1 {
+		return "1 row holds"
+	}
+	return fmt.Sprintf("%d rows hold", n)
+}
 
 func (v *verifier) cannotScan(table, why string) {
 	for _, id := range []string{"sequence-behind", "fence-unknown", "fence-negative", "fence-null"} {

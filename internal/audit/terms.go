@@ -30,7 +30,7 @@ type Term struct {
 type TermFilter struct {
 	Lease, Holder string
 	Since, Until  time.Time // those that were under way at some time of [Since, Until)
-	fences        []int64   // only these, if any
+	Fences        []int64   // only these, if any
 	Limit         int       // 0: no limit
 }
 
@@ -49,7 +49,7 @@ SELECT t.name, t.fence, t.holder, t.granted_at, t.ended_at, CASE WHEN t.ended_at
 
 // Terms returns terms, the newest first, and whether the limit cut some off.
 func Terms(ctx context.Context, q Querier, f TermFilter) (terms []Term, cut bool, err error) {
-	rows, err := q.Query(ctx, termsSQL, f.Lease, f.Holder, orNil(f.Since), orNil(f.Until), f.fences, oneMore(f.Limit))
+	rows, err := q.Query(ctx, termsSQL, f.Lease, f.Holder, orNil(f.Since), orNil(f.Until), f.Fences, oneMore(f.Limit))
 	if err != nil {
 		return nil, false, fmt.Errorf("reading fence.term: %w", err)
 	}
@@ -87,10 +87,10 @@ func TermsAround(ctx context.Context, q Querier, r Rejection) (terms []Term, lef
 	}
 	f := TermFilter{Lease: r.Lease}
 	var fence, all int64
-	if _, err := pgx.ForEachRow(rows, []any{&fence, &all}, func() error { f.fences = append(f.fences, fence); return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&fence, &all}, func() error { f.Fences = append(f.Fences, fence); return nil }); err != nil {
 		return nil, 0, fmt.Errorf("reading fence.term: %w", err)
 	}
-	if len(f.fences) == 0 {
+	if len(f.Fences) == 0 {
 		return nil, 0, nil
 	}
 	terms, _, err = Terms(ctx, q, f)

@@ -105,6 +105,9 @@ func Verify(ctx context.Context, q Querier, database string, opt VerifyOptions) 
 			v.result.Checks = append(v.result.Checks, c.ID)
 		}
 	}
+	if len(opt.Only) > 0 {
+		v.result.Notes = append(v.result.Notes, fmt.Sprintf("only these checks were asked for: %s", strings.Join(opt.Only, ", ")))
+	}
 	if len(opt.Skip) > 0 {
 		v.result.Notes = append(v.result.Notes, "not asked for: "+strings.Join(opt.Skip, ", "))
 	}

@@ -83,10 +83,10 @@ func TestEveryCheckFindsItsFault(t *testing.T) {
 		{"epoch-changed", "fence.epoch", "made anew", `UPDATE fence.epoch SET sequence_oid = 1`},
 		{"epoch-changed", "fence.epoch", "database is another", `UPDATE fence.epoch SET database_oid = 1`},
 		{"timeline-unreadable", "fence.epoch", "timeline", `UPDATE fence.epoch SET timeline = NULL`},
-		{"fence-unknown", "", "1 rows hold fences that were never granted here, like 8 at (0,", `SELECT setval('fence.fence_seq', 20); UPDATE app.orders SET last_fence = 8 WHERE id = 2`},
+		{"fence-unknown", "", "1 row holds a fence that was never granted here, like 8 at (0,", `SELECT setval('fence.fence_seq', 20); UPDATE app.orders SET last_fence = 8 WHERE id = 2`},
 		{"fence-unknown", "", "like 7 at", `SELECT setval('fence.fence_seq', 20); UPDATE app.orders SET last_fence = 7 WHERE id = 2`},
 		{"fence-negative", "", "2 rows", `UPDATE app.orders SET last_fence = -1 WHERE id > 1`},
-		{"fence-null", "", "1 rows", `ALTER TABLE app.orders ALTER last_fence DROP NOT NULL; UPDATE app.orders SET last_fence = NULL WHERE id = 1`},
+		{"fence-null", "", "1 row holds no fence", `ALTER TABLE app.orders ALTER last_fence DROP NOT NULL; UPDATE app.orders SET last_fence = NULL WHERE id = 1`},
 		{"table-gone", "*", "gone", `DROP TABLE app.orders`},
 		{"fence-column-missing", "", "has no column last_fence", `ALTER TABLE app.orders RENAME last_fence TO other`},
 		{"fence-column-type", "", "is integer, not bigint", `ALTER TABLE app.orders ALTER last_fence TYPE int`},
@@ -265,7 +265,7 @@ func TestScan(t *testing.T) {
 		}
 		return s
 	}
-	want := []string{"fence-negative app.big 1 rows hold a fence below 0", "fence-unknown app.big 2 rows hold fences that were never granted here"}
+	want := []string{"fence-negative app.big 1 row holds a fence below 0", "fence-unknown app.big 2 rows hold a fence that was never granted here"}
 	var passed []int64
 	opt.Scan.Progress = func(_ string, done, total int64) {
 		require.LessOrEqual(t, done, total)
@@ -316,7 +316,7 @@ func TestScan(t *testing.T) {
 		why += u.Why + "\n"
 	}
 	require.Contains(t, why, "row security")
-	require.Contains(t, why, `GRANT SELECT (last_fence) ON app."B ig3" TO `+role)
+	require.Contains(t, why, `GRANT SELECT (last_fence, ctid) ON app."B ig3" TO `+role)
 	require.Empty(t, v.Checks)
 
 	// A statement that takes too long is a check that did not run.

@@ -62,9 +62,9 @@ func (r Rejection) Explain() string {
 	if who == "" {
 		who = "a holder that is not known here"
 	}
-	by := "somebody else"
+	of, by := "", "somebody else"
 	if r.CurrentHolder != "" {
-		by = r.CurrentHolder
+		of, by = " of "+r.CurrentHolder, r.CurrentHolder
 	}
 	times := ""
 	if r.Count > 1 {
@@ -73,7 +73,7 @@ func (r Rejection) Explain() string {
 	what := who + ", with fence " + number(r.Fence) + " of lease " + strconv.Quote(r.Lease) + ", was refused" + times + " at " + r.Table + " " + r.Key
 	switch r.Reason {
 	case "stale":
-		what += ": the row had seen fence " + numberOrDash(r.CurrentFence) + " of " + by + "."
+		what += ": the row had seen fence " + numberOrDash(r.CurrentFence) + of + "."
 	case "expired":
 		what += ": its lease had expired."
 	case "superseded":
