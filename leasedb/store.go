@@ -84,6 +84,9 @@ type pgStore struct {
 func openStore(ctx context.Context, base *pgxpool.Config, grantConns int32, logger *slog.Logger) (*pgStore, error) {
 	open := func(conns int32) (*pgxpool.Pool, error) {
 		cfg := base.Copy()
+		// Names are UTF-8 here: where the database's encoding is another, the server has to convert them, or two programs would
+		// mean two leases by one name.
+		cfg.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 		cfg.MaxConns = conns
 		cfg.MinConns = 0
 		cfg.MinIdleConns = 0

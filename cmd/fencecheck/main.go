@@ -13,7 +13,10 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
+
+	"github.com/writegate/writegate/internal/audit"
 )
 
 // Exit codes.
@@ -56,9 +59,18 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case errors.As(err, &status):
 		return int(status)
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "fencecheck: %v\nSee 'fencecheck --help'.\n", err)
+		fmt.Fprintf(stderr, "fencecheck: %s\nSee 'fencecheck --help'.\n", lines(err))
 		return exitUsage
 	}
-	fmt.Fprintln(stderr, "fencecheck:", err)
+	fmt.Fprintln(stderr, "fencecheck:", lines(err))
 	return exitCannotCheck
+}
+
+// lines is an error as a terminal may show it: names in it may try to be more than text.
+func lines(err error) string {
+	text := strings.Split(err.Error(), "\n")
+	for i := range text {
+		text[i] = audit.Printable(text[i])
+	}
+	return strings.Join(text, "\n")
 }

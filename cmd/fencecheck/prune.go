@@ -100,14 +100,14 @@ It needs the rights of the owner of schema fence.`,
 			}
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
 				ctx := cmd.Context()
-				version, err := audit.CheckSchema(ctx, conn, conn.Config().Database, "rejection", "term", "lease", "audit_loss", "observation", "tombstone", "request")
+				version, err := audit.CheckSchema(ctx, audit.Bounded(conn, a.timeout), conn.Config().Database, "rejection", "term", "lease", "audit_loss", "observation", "tombstone", "request")
 				if err == nil {
 					err = pgerr.CheckSchema(version, pruneSchema)
 				}
 				if err != nil {
 					return err
 				}
-				rows, err := conn.Query(ctx, prunableSQL, keepAudit.interval(), keepRows.interval())
+				rows, err := audit.Bounded(conn, a.timeout).Query(ctx, prunableSQL, keepAudit.interval(), keepRows.interval())
 				if err != nil {
 					return err
 				}

@@ -48,8 +48,12 @@ func (r *rejectionFlags) check() error {
 	if r.Verdict != "" && !slices.Contains(audit.Verdicts, r.Verdict) {
 		return usageError{fmt.Errorf("--verdict %q: want one of %s", r.Verdict, strings.Join(audit.Verdicts, ", "))}
 	}
-	if r.Key != "" && !json.Valid([]byte(r.Key)) {
-		return usageError{fmt.Errorf(`--key %q: want JSON, like '{"id": 7}'`, r.Key)}
+	var key map[string]any
+	if r.Key != "" && (json.Unmarshal([]byte(r.Key), &key) != nil || len(key) == 0) {
+		return usageError{fmt.Errorf(`--key %q: want a JSON object of key columns, like '{"id": 7}'`, r.Key)}
+	}
+	if r.Table != "" && !strings.Contains(r.Table, ".") {
+		return usageError{fmt.Errorf("--table %q: want schema.table", r.Table)}
 	}
 	return checkLimit(r.Limit)
 }

@@ -109,7 +109,7 @@ func (a *app) guardPlan(ctx context.Context, conn *pgx.Conn, only []string) (pla
 	if len(v.Unchecked) > 0 {
 		return nil, fmt.Errorf("looking at the guards: %s", v.Unchecked[0].Why)
 	}
-	known, err := audit.Tables(ctx, conn, conn.Config().Database)
+	known, err := audit.Tables(ctx, audit.Bounded(conn, a.timeout), conn.Config().Database)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (a *app) guardPlan(ctx context.Context, conn *pgx.Conn, only []string) (pla
 			}
 		}
 		var drop []string
-		rows, err := conn.Query(ctx, `SELECT 'DROP FUNCTION ' || p.oid::regprocedure FROM pg_catalog.pg_proc p
+		rows, err := audit.Bounded(conn, a.timeout).Query(ctx, `SELECT 'DROP FUNCTION ' || p.oid::regprocedure FROM pg_catalog.pg_proc p
 			WHERE p.pronamespace = 'fence'::regnamespace AND p.proname IN ('guard_' || md5($1::text), 'guard_rekey_' || md5($1::text)) ORDER BY 1`, column)
 		if err == nil {
 			drop, err = pgx.CollectRows(rows, pgx.RowTo[string])

@@ -27,7 +27,8 @@ func (a *app) report() *cobra.Command {
 tables, holders and reasons with the most; and what verify finds. It is all read at one moment. However much there is, the page
 stays small: the database sums up, and the page says what it has summed up.
 
-The rows of protected tables are read with --rows alone, as fencecheck verify does.`,
+The rows of protected tables are read with --rows alone, as fencecheck verify does. The status is 3 if a check could not run: the
+page is written all the same, and says which.`,
 		Example: `  fencecheck report --html report.html
   fencecheck report --html - --since 168h --lease nightly-report > week.html`,
 		Args: usageArgs(cobra.NoArgs),
@@ -63,12 +64,13 @@ The rows of protected tables are read with --rows alone, as fencecheck verify do
 					return page.Report(w, o, page.Options{Program: "fencecheck " + thisVersion().Version})
 				}
 				if file == "-" {
-					return write(cmd.OutOrStdout())
+					err = write(cmd.OutOrStdout())
+				} else if err = writeFile(file, write); err == nil {
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d refusals, %d leases held, %d overdue\n", file, o.Refusals.Refusals, o.Leases.Held, o.Leases.Overdue)
 				}
-				if err := writeFile(file, write); err != nil {
-					return err
+				if err == nil && opt.Verify != nil && len(opt.Verify.Unchecked) > 0 {
+					err = fmt.Errorf("%s could not run, as the page says; --skip or --no-verify leaves them out", count(len(unchecked(opt.Verify)), "check"))
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d refusals, %d leases held, %d overdue\n", file, o.Refusals.Refusals, o.Leases.Held, o.Leases.Overdue)
 				return err
 			})
 		},

@@ -164,6 +164,8 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = 10 * time.Second
 	}
+	// Text is UTF-8 here, whatever the database's encoding is: the server converts.
+	cfg.RuntimeParams["client_encoding"] = "UTF8"
 	if _, named := cfg.RuntimeParams["application_name"]; !named {
 		cfg.RuntimeParams["application_name"] = "fencecheck"
 	}

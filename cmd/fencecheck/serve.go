@@ -79,7 +79,8 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 			}
 			board := dashboard.New(dashboard.Config{
 				Survey: func(ctx context.Context, found *audit.Verification) (*audit.Overview, error) {
-					opt := audit.SurveyOptions{Server: serverName(cfg.ConnConfig), Verify: found, Timeout: a.timeout}
+					opt := audit.SurveyOptions{Server: serverName(cfg.ConnConfig), Verify: found, Timeout: a.timeout, Lanes: 30, Spans: 150, Marks: 60}
+					var err error // several may be read at a time
 					if opt.Since, _, err = w.resolve(ctx, audit.Bounded(pool, a.timeout)); err != nil {
 						return nil, err
 					}
@@ -100,7 +101,7 @@ whether the database can be read, and no more. Without --tls-cert and --tls-key 
 				Every:       every,
 				Timeout:     2 * time.Minute,
 				Token:       token,
-				AnyHost:     public,
+				AnyHost:     token != "",
 				Logger:      slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)),
 			})
 			defer board.Close()
@@ -157,7 +158,7 @@ func mayListen(ctx context.Context, address string, public bool, token string) e
 		}
 	}
 	switch {
-	case loopback:
+	case loopback && !public:
 		return nil
 	case !public:
 		return usageError{fmt.Errorf("--listen %s can be reached by others: --public says that this is meant, and a token is needed", address)}

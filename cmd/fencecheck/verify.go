@@ -80,7 +80,7 @@ a check could not run, whatever else was found.`,
 			if !slices.Contains(audit.Severities, audit.Severity(failOn)) {
 				return usageError{fmt.Errorf("--fail-on %q: want error, warning or info", failOn)}
 			}
-			if v.Scan.Sample < 0 || v.Scan.Sample > 100 {
+			if !(v.Scan.Sample > 0 && v.Scan.Sample <= 100) { // nor NaN
 				return usageError{fmt.Errorf("--sample %g: want more than 0 and at most 100 percent", v.Scan.Sample)}
 			}
 			accepted, err := readBaseline(baseline)
@@ -96,6 +96,9 @@ a check could not run, whatever else was found.`,
 				end := showProgress(cmd.ErrOrStderr(), &v.Scan)
 				result, err := audit.Verify(ctx, q, conn.Config().Database, v.VerifyOptions)
 				end()
+				if errors.Is(err, audit.ErrNoChecks) {
+					return usageError{err}
+				}
 				if err != nil {
 					if v.Scan.State != "" && ctx.Err() != nil {
 						return fmt.Errorf("interrupted; --resume %s goes on from here: %w", v.Scan.State, err)
@@ -185,8 +188,8 @@ func (a *app) showVerification(w io.Writer, v *audit.Verification, database stri
 			}
 		}
 		var b strings.Builder
-		for _, u := range v.Unchecked {
-			fmt.Fprintf(&b, "NOT CHECKED  %s\n", audit.Printable(strings.TrimSpace(u.ID+"  "+u.Object)+": "+u.Why))
+		for _, u := range together(v.Unchecked) {
+			fmt.Fprintf(&b, "NOT CHECKED  %s\n", audit.Printable(strings.TrimSpace(u.Object+"  "+u.ID)+": "+u.Why))
 		}
 		for _, n := range v.Notes {
 			fmt.Fprintf(&b, "note: %s\n", audit.Printable(n))
@@ -201,7 +204,7 @@ func (a *app) showVerification(w io.Writer, v *audit.Verification, database stri
 		}
 		fmt.Fprintf(&b, "%s: ", count(len(v.Checks), "check"))
 		if len(v.Findings) == 0 {
-			b.WriteString("nothing is wrong")
+			b.WriteString(map[bool]string{true: "nothing is wrong", false: "nothing was found"}[len(v.Unchecked) == 0])
 		} else {
 			var parts []string
 			for _, s := range []string{"error", "warning", "info", "accepted"} {
@@ -219,6 +222,19 @@ func (a *app) showVerification(w io.Writer, v *audit.Verification, database stri
 		_, err := io.WriteString(w, b.String())
 		return err
 	})
+}
+
+// together are checks that did not run for the same reason, at the same thing.
+func together(all []audit.Unchecked) (merged []audit.Unchecked) {
+	for _, u := range all {
+		i := slices.IndexFunc(merged, func(m audit.Unchecked) bool { return m.Object == u.Object && m.Why == u.Why })
+		if i < 0 {
+			merged = append(merged, u)
+		} else if !slices.Contains(strings.Split(merged[i].ID, ", "), u.ID) {
+			merged[i].ID += ", " + u.ID
+		}
+	}
+	return merged
 }
 
 // count is a number of things, in words.

@@ -8,8 +8,10 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -166,7 +168,7 @@ func (a *app) look(ctx context.Context, conn *pgx.Conn, file *os.File, w window)
 	}
 	screen := a.screen(file)
 	var b strings.Builder
-	fmt.Fprintf(&b, "fencecheck watch  %s  database %s  (Ctrl-C ends)\n", audit.When(now), conn.Config().Database)
+	fmt.Fprintf(&b, "fencecheck watch  %s  database %s  (Ctrl-C ends)\n", audit.When(now), audit.Printable(conn.Config().Database))
 	fmt.Fprintf(&b, "%d leases held, %d overdue, %d free\n", counts.Held, counts.Overdue, counts.Free)
 	if len(lawful) > 0 {
 		b.WriteString(screen.Alarm("A LAWFUL HOLDER WAS REFUSED: fencecheck rejections --verdict lawful"))
@@ -198,10 +200,7 @@ func draw(file *os.File, view, trouble string) error {
 	}
 	lines := strings.Split(strings.TrimSuffix(view, "\n"), "\n")
 	if trouble != "" {
-		if len(trouble) > width {
-			trouble = trouble[:width]
-		}
-		lines = append([]string{trouble}, lines...)
+		lines = append([]string{runewidth.Truncate(audit.Printable(trouble), width, "…")}, lines...)
 	}
 	if len(lines) > height {
 		lines = lines[:height]
@@ -209,8 +208,8 @@ func draw(file *os.File, view, trouble string) error {
 	var b strings.Builder
 	b.WriteString(home)
 	for i, line := range lines {
-		b.WriteString(line)
 		b.WriteString(clearLine)
+		b.WriteString(fit(line, width))
 		if i < len(lines)-1 {
 			b.WriteString("\r\n")
 		}
@@ -218,4 +217,26 @@ func draw(file *os.File, view, trouble string) error {
 	b.WriteString(clearBelow)
 	_, err = io.WriteString(file, b.String())
 	return err
+}
+
+// fit returns what of a line fits into so many columns: one that is wider would go on in the next, and push the first off the
+// screen.
+func fit(line string, width int) string {
+	used := 0
+	for i := 0; i < len(line); {
+		if line[i] == '\x1b' { // a style, which takes no room
+			end := strings.IndexByte(line[i:], 'm')
+			if end < 0 {
+				return line[:i]
+			}
+			i += end + 1
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(line[i:])
+		if used += runewidth.RuneWidth(r); used > width {
+			return line[:i] + "\x1b[0m"
+		}
+		i += n
+	}
+	return line
 }

@@ -53,15 +53,16 @@ func parseTime(flag, text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
 	}
-	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
-		return now.Add(-ago), nil
+	var ago age
+	if ago.Set(text) == nil {
+		return now.Add(-time.Duration(ago)), nil
 	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05.999999999Z07:00", "2006-01-02T15:04Z07:00", "2006-01-02 15:04Z07:00"} {
 		if t, err := time.Parse(layout, text); err == nil {
 			return t, nil
 		}
 	}
-	return time.Time{}, usageError{fmt.Errorf("%s %q: want a time with its offset, like 2026-01-31T08:00:00Z or 2026-01-31T08:00:00+01:00, or a duration like 24h", flag, text)}
+	return time.Time{}, usageError{fmt.Errorf("%s %q: want a time with its offset, like 2026-01-31T08:00:00Z or 2026-01-31T08:00:00+01:00, or how long ago, like 24h or 7d", flag, text)}
 }
 
 func checkLimit(limit int) error {

@@ -32,7 +32,8 @@ const leaseColumns = "name,fence,holder,ttl,granted_at,renewed_at,renewals,expir
 // CheckSchema returns an error that says what to do where schema fence is missing, does not fit, or where the role that asks
 // may not read the relations of it that are named.
 func CheckSchema(ctx context.Context, q Querier, database string, reads ...string) (version int, err error) {
-	if err := q.QueryRow(ctx, `SELECT fence.schema_version()`).Scan(&version); err != nil {
+	err = attempt(ctx, q, func(q Querier) error { return q.QueryRow(ctx, `SELECT fence.schema_version()`).Scan(&version) })
+	if err != nil {
 		if pgerr.Code(err) == "42501" {
 			return 0, missingGrants(ctx, q, err, "GRANT USAGE ON SCHEMA fence")
 		}

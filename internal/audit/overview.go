@@ -13,7 +13,7 @@ type Overview struct {
 	Until    time.Time `json:"until"`
 
 	Leases LeaseCounts `json:"leases"`
-	// Lanes are the timelines, one a lease: those with refusals first, then those with the latest grants.
+	// Lanes are the timelines, one a lease: those with refusals of lawful holders first, then those with the most, then those with the latest grants.
 	Lanes        []Lane `json:"lanes"`
 	LanesLeftOut int64  `json:"lanes_left_out"` // leases with terms or refusals in this time that have no lane here
 

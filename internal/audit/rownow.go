@@ -32,9 +32,22 @@ func LookAtRows(ctx context.Context, q Querier, found []Rejection, whole bool) e
 		kinds[k] = append(kinds[k], i)
 	}
 	for _, k := range order {
-		err := attempt(ctx, q, func(q Querier) error {
-			return lookAtRows(ctx, q, found, kinds[k], strings.Split(k.columns, "\x00"), whole)
-		})
+		look := func(which ...int) error {
+			return attempt(ctx, q, func(q Querier) error {
+				return lookAtRows(ctx, q, found, which, strings.Split(k.columns, "\x00"), whole)
+			})
+		}
+		err := look(kinds[k]...)
+		if len(kinds[k]) > 1 && slices.Contains([]string{"22", "23"}, codeClass(err)) { // one key that fits no more must not hide the rest
+			for _, i := range kinds[k] {
+				if err := look(i); err != nil && pgerr.Code(err) == "" {
+					return err
+				} else if err != nil {
+					found[i].Now = &RowNow{State: "unknown", Note: cannotRead(err)}
+				}
+			}
+			continue
+		}
 		if err != nil && pgerr.Code(err) == "" {
 			return err // not this table's fault
 		}
@@ -57,6 +70,11 @@ func cannotRead(err error) string {
 	return "the table cannot be read by this key: SQLSTATE " + pgerr.Code(err)
 }
 
+func codeClass(err error) string {
+	code := pgerr.Code(err)
+	return code[:min(len(code), 2)]
+}
+
 func keyColumns(key string) ([]string, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(key), &fields); err != nil {
@@ -74,10 +92,14 @@ func keyColumns(key string) ([]string, error) {
 }
 
 func lookAtRows(ctx context.Context, q Querier, found []Rejection, which []int, columns []string, whole bool) error {
-	var relation, fence string
-	err := q.QueryRow(ctx, `SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), pg_catalog.quote_ident(p.fence_column)
+	var relation, fence, key string
+	var has int
+	// The key's columns alone are made of the JSON, by their types: those of other columns may not be null.
+	err := q.QueryRow(ctx, `SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), pg_catalog.quote_ident(p.fence_column), k.has, k.columns
 		FROM fence.protected_table p JOIN pg_catalog.pg_class c ON c.oid = p.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname || '.' || c.relname = $1`, found[which[0]].Table).Scan(&relation, &fence)
+		CROSS JOIN LATERAL (SELECT count(*) AS has, coalesce(pg_catalog.string_agg(pg_catalog.format('%I %s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)), ', '), '') AS columns
+		  FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2::text[]) AND NOT a.attisdropped) k
+		WHERE n.nspname || '.' || c.relname = $1`, found[which[0]].Table, columns).Scan(&relation, &fence, &has, &key)
 	if errors.Is(err, pgx.ErrNoRows) {
 		for _, i := range which {
 			found[i].Now = &RowNow{State: "unknown", Note: "the table is not protected any more"}
@@ -86,6 +108,12 @@ func lookAtRows(ctx context.Context, q Querier, found []Rejection, which []int, 
 	}
 	if err != nil {
 		return err
+	}
+	if has < len(columns) {
+		for _, i := range which {
+			found[i].Now = &RowNow{State: "unknown", Note: "the table has no such columns any more as its key has"}
+		}
+		return nil
 	}
 	keys := make([]string, len(which))
 	for n, i := range which {
@@ -104,9 +132,9 @@ func lookAtRows(ctx context.Context, q Querier, found []Rejection, which []int, 
 	// A key that is not one any more may find several rows.
 	rows, err := q.Query(ctx, fmt.Sprintf(`SELECT DISTINCT ON (k.n) k.n::int - 1, t.%[1]s::bigint, %[2]s
 		FROM unnest($1::text[]) WITH ORDINALITY k (key, n)
-		CROSS JOIN LATERAL jsonb_populate_record(NULL::%[3]s, k.key::jsonb) r
+		CROSS JOIN LATERAL jsonb_to_record(k.key::jsonb) r (%[5]s)
 		JOIN %[3]s t ON %[4]s
-		ORDER BY k.n, t.%[1]s DESC`, fence, row, relation, strings.Join(same, " AND ")), keys)
+		ORDER BY k.n, t.%[1]s DESC`, fence, row, relation, strings.Join(same, " AND "), key), keys)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,9 @@ type ScanLimit struct {
 
 // scanned is what has been seen of a table so far.
 type scanned struct {
+	File     int64  `json:"file"` // the table's, on disk: what was rewritten, or made anew, has another
 	Next     int64  `json:"next"` // page
+	Read     int64  `json:"read"` // pages
 	Max      int64  `json:"max"`
 	Null     int64  `json:"null"`
 	Negative int64  `json:"negative"`
@@ -46,13 +48,14 @@ type scanned struct {
 // scanState is the file of ScanLimit.State.
 type scanState struct {
 	Database string              `json:"database"`
+	Sample   float64             `json:"sample"` // of each table
 	Epoch    int64               `json:"epoch"`  // of the source of fences: after a jump, what was seen is of another time
 	Tables   map[string]*scanned `json:"tables"` // by partition
 }
 
 const scanTablesSQL = `
 SELECT %s, t.relid::regclass::oid::bigint, quote_ident(p.fence_column), p.high_water, format('%%I.%%I', n.nspname, k.relname),
-       pg_catalog.pg_relation_size(t.relid) / current_setting('block_size')::bigint, current_setting('block_size')::bigint,
+       coalesce(pg_catalog.pg_relation_filenode(t.relid), 0)::bigint, pg_catalog.pg_relation_size(t.relid) / current_setting('block_size')::bigint, current_setting('block_size')::bigint,
        has_column_privilege(t.relid, a.attnum, 'SELECT') AND has_column_privilege(t.relid, 'ctid', 'SELECT'), row_security_active(t.relid)
   FROM fence.protected_table p
   JOIN pg_catalog.pg_class c ON c.oid = p.relation
@@ -65,6 +68,7 @@ SELECT %s, t.relid::regclass::oid::bigint, quote_ident(p.fence_column), p.high_w
 type scanTable struct {
 	table, fence, part string
 	oid, highWater     int64
+	file               int64
 	pages, pageSize    int64
 	mayRead, secured   bool
 }
@@ -83,7 +87,7 @@ func (v *verifier) rows() error {
 		return err
 	}
 	tables, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t scanTable, err error) {
-		return t, row.Scan(&t.table, &t.oid, &t.fence, &t.highWater, &t.part, &t.pages, &t.pageSize, &t.mayRead, &t.secured)
+		return t, row.Scan(&t.table, &t.oid, &t.fence, &t.highWater, &t.part, &t.file, &t.pages, &t.pageSize, &t.mayRead, &t.secured)
 	})
 	if err != nil {
 		return err
@@ -93,22 +97,21 @@ func (v *verifier) rows() error {
 	if err != nil {
 		return err
 	}
-	// Where no lease was ever granted leases live elsewhere, and no fence is known. Fences up to the highest term that was
-	// pruned cannot be judged any more.
+	// Where no lease was ever granted leases live elsewhere, and no fence is known.
 	var terms bool
-	var pruned int64
 	if err := v.q.QueryRow(v.ctx, `SELECT EXISTS (SELECT 1 FROM fence.term)`).Scan(&terms); err != nil {
 		return err
 	}
 	if v.version >= prunedOldest {
-		if err := v.q.QueryRow(v.ctx, `SELECT coalesce(max(p.max_fence), 0) FROM fence.pruned p WHERE p.what = 'term'`).Scan(&pruned); err != nil {
+		if err := mayRead(v.ctx, v.q, "pruned"); err != nil {
 			return err
 		}
 	}
 	if !terms && len(tables) > 0 {
 		v.result.Notes = append(v.result.Notes, "no lease was ever granted here: whether rows hold fences that were never granted cannot be told")
 	}
-	var total, done int64
+	var total, done, pages, read int64
+	whole := true
 	for _, t := range tables {
 		total += t.pages * t.pageSize
 	}
@@ -126,11 +129,11 @@ func (v *verifier) rows() error {
 			continue
 		}
 		part := state.Tables[t.part]
-		if part == nil {
-			part = &scanned{}
+		if part == nil || part.File != t.file || part.Next > t.pages {
+			part = &scanned{File: t.file}
 			state.Tables[t.part] = part
 		}
-		err := v.scan(t, part, max(pruned, t.highWater), terms, func() error {
+		err := v.scan(t, part, terms, func() error {
 			if limit.Progress != nil {
 				limit.Progress(t.table, done+min(part.Next, t.pages)*t.pageSize, total)
 			}
@@ -142,8 +145,10 @@ func (v *verifier) rows() error {
 				return err
 			}
 			v.cannotScan(t.table, err.Error())
+			whole = false
 			continue
 		}
+		pages, read = pages+t.pages, read+min(part.Read, t.pages)
 		if seen[t.table] == nil {
 			seen[t.table] = &scanned{}
 			order = append(order, t.table)
@@ -173,9 +178,9 @@ func (v *verifier) rows() error {
 		}
 	}
 	if limit.sampled() && len(order) > 0 {
-		v.result.Notes = append(v.result.Notes, fmt.Sprintf("of %s about %g %% of the pages were read: what is rare may have been missed", strings.Join(order, ", "), limit.Sample))
+		v.result.Notes = append(v.result.Notes, fmt.Sprintf("%d of %d pages of %s were read: what is rare may have been missed", read, pages, strings.Join(order, ", ")))
 	}
-	if limit.State != "" && v.ctx.Err() == nil {
+	if limit.State != "" && whole && v.ctx.Err() == nil {
 		if err := os.Remove(limit.State); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -199,25 +204,38 @@ func (v *verifier) cannotScan(table, why string) {
 }
 
 // scanSQL reads the fences on some pages. What is known of the sequence and of the terms is not older than the rows are: a fence
-// is drawn, and its term committed, before a row can hold it.
+// is drawn, and its term committed, before a row can hold it; and fences up to the highest term that was pruned cannot be judged.
 const scanSQL = `
 WITH f AS MATERIALIZED (
     SELECT t.%[1]s AS fence, count(*) AS n, min(t.ctid)::text AS place FROM ONLY %[2]s t
      WHERE t.ctid >= $1::text::tid AND t.ctid < $2::text::tid GROUP BY 1),
 u AS MATERIALIZED (
     SELECT f.fence, f.n, f.place FROM f
-     WHERE $4 AND f.fence > $3 AND NOT EXISTS (SELECT 1 FROM fence.term x WHERE x.fence = f.fence + f.fence %% 2))
+     WHERE $4 AND f.fence > greatest($3, %[3]s) AND NOT EXISTS (SELECT 1 FROM fence.term x WHERE x.fence = f.fence + f.fence %% 2))
 SELECT coalesce(max(f.fence), 0), coalesce(sum(f.n) FILTER (WHERE f.fence IS NULL), 0)::bigint, coalesce(sum(f.n) FILTER (WHERE f.fence < 0), 0)::bigint,
        coalesce((SELECT sum(u.n) FROM u), 0)::bigint, coalesce((SELECT format('%%s at %%s', u.fence, u.place) FROM u ORDER BY u.fence DESC LIMIT 1), '')
   FROM f`
 
-// A batch is made to take about this long.
-const batchTime = 200 * time.Millisecond
+const (
+	batchTime  = 200 * time.Millisecond // a batch is made to take about this long
+	smallTable = 200                    // pages
+)
 
-func (v *verifier) scan(t scanTable, seen *scanned, known int64, terms bool, noted func() error) error {
-	sql := fmt.Sprintf(scanSQL, t.fence, t.part)
+func (v *verifier) scan(t scanTable, seen *scanned, terms bool, noted func() error) error {
+	pruned := `0`
+	if v.version >= prunedOldest {
+		pruned = `(SELECT coalesce(max(p.max_fence), 0) FROM fence.pruned p WHERE p.what = 'term')`
+	}
+	sql := fmt.Sprintf(scanSQL, t.fence, t.part, pruned)
 	sample := v.opt.Scan.Sample / 100
 	batch := int64(64)
+	// A sample is made of stretches of the same length, each read or passed by, and of one at least. What is small is read whole.
+	sampled := v.opt.Scan.sampled() && t.pages > smallTable
+	least := int64(-1)
+	if sampled {
+		batch = max(1, min(64, t.pages/smallTable))
+		least = batch * rand.Int64N((t.pages+batch-1)/batch) //nolint:gosec // which pages are read is no secret
+	}
 	for seen.Next < t.pages {
 		from := seen.Next
 		to := min(from+batch, t.pages)
@@ -225,28 +243,29 @@ func (v *verifier) scan(t scanTable, seen *scanned, known int64, terms bool, not
 			to = 1<<32 - 1 // and what has been added since
 		}
 		seen.Next = min(to, t.pages)
-		if v.opt.Scan.sampled() {
-			// Stretches of the same length, each read or passed by.
-			batch = max(1, min(64, t.pages/200))
-			if rand.Float64() >= sample { //nolint:gosec // which pages are read is no secret
-				continue
-			}
+		if sampled && from != least && rand.Float64() >= sample { //nolint:gosec // likewise
+			continue
 		}
 		var maximum, null, negative, unknown int64
 		var example string
 		began := time.Now()
-		err := v.q.QueryRow(v.ctx, sql, fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", to), known, terms).Scan(&maximum, &null, &negative, &unknown, &example)
+		err := v.q.QueryRow(v.ctx, sql, fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", to), t.highWater, terms).Scan(&maximum, &null, &negative, &unknown, &example)
 		if err != nil {
 			seen.Next = from
+			if pgerr.Code(err) == "57014" && batch > 1 && v.ctx.Err() == nil { // it took too long: a smaller one may not
+				batch = max(batch/4, 1)
+				continue
+			}
 			return err
 		}
+		seen.Read += seen.Next - from
 		seen.Max, seen.Null, seen.Negative, seen.Unknown = max(seen.Max, maximum), seen.Null+null, seen.Negative+negative, seen.Unknown+unknown
 		seen.Example = cmp.Or(seen.Example, example)
 		if err := noted(); err != nil {
 			return err
 		}
 		switch took := time.Since(began); {
-		case v.opt.Scan.sampled():
+		case sampled:
 		case took < batchTime/2:
 			batch = min(2*batch, 1<<16)
 		case took > 2*batchTime:
@@ -264,7 +283,7 @@ func (v *verifier) scan(t scanTable, seen *scanned, known int64, terms bool, not
 }
 
 func (v *verifier) openState() (*scanState, error) {
-	state := &scanState{Tables: map[string]*scanned{}}
+	state := &scanState{Sample: v.opt.Scan.Sample, Tables: map[string]*scanned{}}
 	if v.opt.Scan.State == "" {
 		return state, nil
 	}
@@ -284,6 +303,9 @@ func (v *verifier) openState() (*scanState, error) {
 	}
 	if old.Database != state.Database {
 		return nil, fmt.Errorf("%s is the state of a scan of database %q, this is %q: remove it, or name another file", v.opt.Scan.State, old.Database, state.Database)
+	}
+	if old.Sample != state.Sample {
+		return nil, fmt.Errorf("%s is the state of a scan of %g %% of each table, this is one of %g %%: remove it, or name another file", v.opt.Scan.State, old.Sample, state.Sample)
 	}
 	if old.Epoch != state.Epoch || old.Tables == nil {
 		v.result.Notes = append(v.result.Notes, "the source of fences has changed since the scan was begun: it was begun anew")

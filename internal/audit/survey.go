@@ -33,7 +33,7 @@ type Beginner interface {
 // database sums up.
 func Survey(ctx context.Context, db Beginner, database string, opt SurveyOptions) (*Overview, error) {
 	o := &Overview{Server: opt.Server, Verify: opt.Verify}
-	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = %d", opt.Timeout.Milliseconds())}, func(tx pgx.Tx) (err error) {
+	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = %d", opt.Timeout.Milliseconds())}, func(tx pgx.Tx) (err error) {
 		s := surveyor{ctx, tx, opt.withDefaults(), o}
 		// The privileges before the rest: an error there says what is missing.
 		if o.Schema, err = CheckSchema(ctx, tx, database, "lease", "term", "rejection", "protected_table", "observation", "audit_loss", "guard_refused"); err != nil {
@@ -134,13 +134,13 @@ func beyondRecord(ctx context.Context, q Querier, version int) (lost, guards int
 }
 
 const lanesSQL = `
-WITH r AS (SELECT x.lease_name AS name, sum(x.count)::bigint AS refusals, count(*) AS marks FROM fence.rejection x
+WITH r AS (SELECT x.lease_name AS name, sum(x.count)::bigint AS refusals, count(*) AS marks, count(*) FILTER (WHERE x.verdict = 'lawful') AS lawful FROM fence.rejection x
             WHERE x.last_at >= $1 AND x.last_at < $2 AND ($3 = '' OR x.lease_name = $3) GROUP BY 1),
      t AS (SELECT x.name, count(*) AS terms, max(x.fence) AS fence FROM fence.term x
             WHERE x.granted_at < $2 AND coalesce(x.ended_at, 'infinity') >= $1 AND ($3 = '' OR x.name = $3) GROUP BY 1)
 SELECT coalesce(r.name, t.name), coalesce(t.terms, 0), coalesce(r.refusals, 0), coalesce(r.marks, 0), count(*) OVER ()
   FROM r FULL JOIN t ON t.name = r.name
- ORDER BY coalesce(r.refusals, 0) > 0 DESC, r.refusals DESC NULLS LAST, t.fence DESC NULLS LAST, 1
+ ORDER BY coalesce(r.lawful, 0) DESC, coalesce(r.refusals, 0) > 0 DESC, r.refusals DESC NULLS LAST, t.fence DESC NULLS LAST, 1
  LIMIT $4`
 
 // Many terms that were granted in the same stretch of time become one span; a lane that has few keeps them apart.
@@ -240,7 +240,7 @@ func (s *surveyor) histogram() error {
 	}
 	s.o.Histogram[s.opt.Bins-1].To = s.o.Until
 	rows, err := s.tx.Query(s.ctx, `SELECT least(floor(extract(epoch FROM last_at - $1::timestamptz) * 1000000 / $11::float8), $12 - 1)::int, verdict, sum(count)::bigint
-		FROM fence.rejection`+rejectionsWhere+` GROUP BY 1, 2`, s.filter().arguments(float64(width.Microseconds()), s.opt.Bins)...)
+		FROM fence.rejection`+rejectionsWhere+` GROUP BY 1, 2`, s.filter().arguments(float64(width.Nanoseconds())/1000, s.opt.Bins)...)
 	if err != nil {
 		return fmt.Errorf("reading fence.rejection: %w", err)
 	}

@@ -69,7 +69,11 @@ func Tables(ctx context.Context, q Querier, database string) ([]Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range faults {
+	guards, _, err := guardFaults(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range append(faults, guards...) {
 		for i := range tables {
 			if tables[i].Name == f.Object {
 				tables[i].Wrong = append(tables[i].Wrong, f.Finding)
@@ -106,19 +110,12 @@ SELECT t.name, f.id, f.finding, f.fix
     (7, c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = p.relation), 'table-inherited',
         'other tables inherit from it: a write by key could change several rows, and theirs have no guard',
         'make the child table one of its own (ALTER TABLE … NO INHERIT), or partition it'),
-    (8, c.oid IS NOT NULL AND p.guard <> 'off' AND g.tgname IS NULL, 'guard-missing', 'its guard is missing', format('SELECT fence.protect(%L)', t.name)),
-    (9, g.tgenabled = 'D', 'guard-disabled', 'its guard is disabled', format('ALTER TABLE %s ENABLE TRIGGER "~writegate_guard"', t.name)),
-    (10, g.tgenabled = 'R', 'guard-disabled', 'its guard looks at replication alone', format('ALTER TABLE %s ENABLE TRIGGER "~writegate_guard"', t.name)),
-    (11, EXISTS (SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = p.relation AND t.tgname = '~writegate_guard_keys' AND t.tgenabled IN ('D', 'R')),
-        'guard-disabled', 'its guard of keys is disabled', format('ALTER TABLE %s ENABLE TRIGGER "~writegate_guard_keys"', t.name)),
-    (12, p.guard <> 'off' AND g.tgname IS NOT NULL AND EXISTS (
-            SELECT 1 FROM ` + partsOf + ` x
-             WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = x.relid AND t.tgname = '~writegate_guard_truncate' AND t.tgenabled IN ('O', 'A'))),
-        'guard-truncate', CASE c.relkind WHEN 'p' THEN 'a partition may be truncated: call fence.protect again' ELSE 'it may be truncated: call fence.protect again' END,
-        format('SELECT fence.protect(%L)', t.name)),
-    (13, g.tgname IS NOT NULL AND EXISTS (` + laterTriggers + `), 'guard-later-trigger',
-        'triggers look at a row after its guard, and may change it: ' || (SELECT string_agg(quote_ident(t.tgname), ', ' ORDER BY t.tgname) ` + fromLaterTriggers + `),
+    (13, p.guard <> 'off' AND EXISTS (` + laterTriggers + `), 'guard-later-trigger',
+        'triggers look at a row after its guard, and may change it: ' || (SELECT string_agg(DISTINCT quote_ident(t.tgname), ', ') ` + fromLaterTriggers + `),
         'rename them, so that they sort before ~writegate_guard: ALTER TRIGGER … RENAME TO …'),
+    (15, EXISTS (SELECT 1 FROM ` + partsOf + ` x JOIN pg_catalog.pg_rewrite r ON r.ev_class = x.relid WHERE r.ev_type <> '1'), 'table-rules',
+        'rules rewrite what is written to it: ' || (SELECT string_agg(format('%I on %s', r.rulename, x.relid::regclass), ', ') FROM ` + partsOf + ` x JOIN pg_catalog.pg_rewrite r ON r.ev_class = x.relid WHERE r.ev_type <> '1'),
+        'DROP RULE; use a trigger that sorts before the guard'),
     (14, g.tgname IS NOT NULL AND p.fence_column <> 'last_fence'
          AND h.prosrc <> replace((SELECT x.prosrc FROM pg_catalog.pg_proc x WHERE x.oid = to_regprocedure('fence.guard()')), '.last_fence', '.' || quote_ident(p.fence_column)),
         'guard-outdated', 'its guard is the function of an older version of schema fence',
@@ -128,7 +125,7 @@ SELECT t.name, f.id, f.finding, f.fix
  ORDER BY t.name, f.n`
 
 const (
-	fromLaterTriggers = `FROM pg_catalog.pg_trigger t WHERE t.tgrelid = p.relation AND NOT t.tgisinternal AND t.tgtype & 2 <> 0 AND t.tgtype & 1 <> 0
+	fromLaterTriggers = `FROM ` + partsOf + ` x JOIN pg_catalog.pg_trigger t ON t.tgrelid = x.relid WHERE NOT t.tgisinternal AND t.tgtype & 2 <> 0 AND t.tgtype & 1 <> 0
                   AND t.tgname > '~writegate_guard' AND t.tgname NOT LIKE '~writegate_guard%'`
 	laterTriggers = `SELECT 1 ` + fromLaterTriggers
 )

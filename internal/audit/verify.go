@@ -77,6 +77,9 @@ type VerifyOptions struct {
 	Since time.Time
 }
 
+// ErrNoChecks says that all that was asked for was skipped.
+var ErrNoChecks = errors.New("nothing is left to check")
+
 // Verify runs the checks. Its error is for what keeps all of them from running; a check that cannot run is in the result.
 // Between the checks it holds nothing: each looks at the database as it finds it.
 func Verify(ctx context.Context, q Querier, database string, opt VerifyOptions) (*Verification, error) {
@@ -84,6 +87,9 @@ func Verify(ctx context.Context, q Querier, database string, opt VerifyOptions) 
 		if _, ok := CheckByID(id); !ok {
 			return nil, fmt.Errorf("there is no check %q: fencecheck explain lists them", id)
 		}
+	}
+	if !slices.ContainsFunc(checks, func(c Check) bool { return (&verifier{opt: opt}).wanted(c.ID) }) {
+		return nil, ErrNoChecks
 	}
 	version, err := CheckSchema(ctx, q, database)
 	if err != nil {
@@ -140,16 +146,17 @@ type probe struct {
 var probes = []probe{
 	{ids: []string{"schema-old", "schema-new"}, run: (*verifier).schema},
 	{ids: []string{"schema-unlogged"}, run: (*verifier).unlogged},
+	{ids: []string{"schema-changed"}, run: (*verifier).functions},
 	{ids: []string{"sequence-definition", "sequence-headroom", "sequence-ahead"}, reads: []string{"fence_seq"}, run: (*verifier).sequence},
 	{ids: []string{"epoch-missing"}, reads: []string{"epoch", "lease"}, run: (*verifier).epochMissing},
 	{ids: []string{"epoch-changed", "timeline-unreadable"}, reads: []string{"epoch"}, primaryOnly: true, run: (*verifier).epoch},
 	{ids: []string{"sequence-behind"}, oldest: 3, reads: []string{"fence_seq", "lease", "term", "tombstone"}, run: (*verifier).sequenceBehind},
 	{ids: []string{"sequence-behind", "fence-unknown", "fence-negative", "fence-null"}, reads: []string{"fence_seq", "term", "protected_table"}, run: (*verifier).rows},
 	{ids: []string{
-		"table-gone", "fence-column-missing", "fence-column-type", "fence-column-nullable", "fence-column-default", "table-unlogged", "table-inherited",
-		"guard-missing", "guard-disabled", "guard-truncate", "guard-later-trigger", "guard-outdated",
+		"table-gone", "fence-column-missing", "fence-column-type", "fence-column-nullable", "fence-column-default", "table-unlogged", "table-inherited", "table-rules",
+		"guard-later-trigger", "guard-outdated",
 	}, oldest: 4, reads: []string{"protected_table"}, run: (*verifier).tables},
-	{ids: []string{"guard-differs"}, oldest: 4, reads: []string{"protected_table"}, run: (*verifier).guards},
+	{ids: []string{"guard-missing", "guard-disabled", "guard-differs", "guard-truncate"}, oldest: 4, reads: []string{"protected_table"}, run: (*verifier).guards},
 	{ids: []string{"guard-bypass"}, oldest: 5, reads: []string{"protected_table", "allowed"}, run: (*verifier).bypass},
 	{ids: []string{"unfenced-writes"}, oldest: 4, reads: []string{"observation"}, run: (*verifier).unfenced},
 	{ids: []string{"rejection-lawful"}, reads: []string{"rejection"}, run: (*verifier).lawful},
@@ -343,41 +350,24 @@ func (v *verifier) tables() error {
 	return nil
 }
 
-var guardArgumentsSQL = `
-SELECT ` + qualified + `, g.tgargs,
-       ARRAY[p.guard, p.unfenced, CASE WHEN p.strength = 'fenced' THEN '' ELSE 'proof' END, p.fence_column::text, CASE c.relkind WHEN 'p' THEN 'partitioned' ELSE '' END]
-       || fence.keys_of(p.relation)
-  FROM fence.protected_table p
-  JOIN pg_catalog.pg_class c ON c.oid = p.relation
-  JOIN pg_catalog.pg_trigger g ON g.tgrelid = p.relation AND g.tgname = '~writegate_guard'
- WHERE p.guard <> 'off' ORDER BY 1`
-
 func (v *verifier) guards() error {
-	rows, err := v.q.Query(v.ctx, guardArgumentsSQL)
+	faults, keys, err := guardFaults(v.ctx, v.q)
 	if err != nil {
 		return err
 	}
-	var table string
-	var packed []byte
-	var want []string
-	_, err = pgx.ForEachRow(rows, []any{&table, &packed, &want}, func() error {
-		has := strings.Split(strings.TrimSuffix(string(packed), "\x00"), "\x00")
-		if !slices.Equal(has, want) {
-			v.find("guard-differs", table, fmt.Sprintf("SELECT fence.protect('%s')", strings.ReplaceAll(table, "'", "''")),
-				"its guard works with (%s), the register and the table's keys say (%s)", strings.Join(has, ", "), strings.Join(want, ", "))
-		}
-		return nil
-	})
-	if pgerr.Code(err) == "42501" {
-		return missingGrants(v.ctx, v.q, err, "GRANT EXECUTE ON FUNCTION fence.keys_of")
+	for _, f := range faults {
+		v.find(f.ID, f.Object, f.Fix, "%s", f.Finding)
 	}
-	return err
+	if !keys {
+		v.cannot("guard-differs", "", missingGrants(v.ctx, v.q, errors.New("permission denied"), "GRANT EXECUTE ON FUNCTION fence.keys_of").Error())
+	}
+	return nil
 }
 
 func (v *verifier) bypass() error {
 	if err := v.findEach("guard-bypass", `
 		SELECT `+settingOf+`, 'session_replication_role is ' || split_part(c.setting, '=', 2) || ': no guard fires', `+resetOf("session_replication_role")+`
-		  FROM `+roleSettings+` WHERE c.setting LIKE 'session\_replication\_role=%' AND c.setting NOT LIKE '%=origin' ORDER BY 1`); err != nil {
+		  FROM `+roleSettings+` WHERE lower(c.setting) LIKE 'session\_replication\_role=%' AND lower(c.setting) NOT LIKE '%=origin' ORDER BY 1`); err != nil {
 		return err
 	}
 	var grants bool // from PostgreSQL 15 on
@@ -409,7 +399,7 @@ func (v *verifier) unfenced() error {
 
 func (v *verifier) lawful() error {
 	return v.findEach("rejection-lawful", `
-		SELECT r.table_name, format('%s refusals of lawful holders in %s rows, the last at %s (fencecheck rejections show %s)', sum(r.count), count(*),
+		SELECT r.table_name, format('refusals of lawful holders: %s, of rows: %s, the last at %s (fencecheck rejections show %s)', sum(r.count), count(*),
 		                            to_char(max(r.last_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"'), (array_agg(r.id ORDER BY r.last_at DESC))[1]), ''
 		  FROM fence.rejection r WHERE r.verdict = 'lawful' AND ($1::timestamptz IS NULL OR r.last_at >= $1) GROUP BY r.table_name ORDER BY 1`, orNil(v.opt.Since))
 }
@@ -417,7 +407,7 @@ func (v *verifier) lawful() error {
 func (v *verifier) losses() error {
 	return v.findEach("audit-loss", `
 		SELECT coalesce(nullif(l.application_name, ''), '?') || ' as ' || quote_ident(l.db_user),
-		       format('%s refusals could not be recorded, the last reported at %s', l.count, to_char(l.last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"')), ''
+		       format('refusals that could not be recorded: %s, the last reported at %s', l.count, to_char(l.last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"')), ''
 		  FROM fence.audit_loss l ORDER BY 1`)
 }
 
@@ -481,10 +471,17 @@ func (v *verifier) roles() error {
 		 GROUP BY a.role, a.what ORDER BY 1, 2`, holderFunctions, auditorTables, leaseColumns)
 }
 
+// What everybody may call: it tells the version.
+var publicFunctions = []string{"schema_version"}
+
+// What fence.allow lets auditors call.
+var auditorFunctions = []string{"keys_of"}
+
 func (v *verifier) excess() error {
-	return v.findEach("privilege-excess", `
+	// What was granted on tables, and on columns of them.
+	if err := v.findEach("privilege-excess", `
 		WITH granted AS (
-			SELECT c.oid, c.relname, c.relkind, CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS grantee, a.privilege_type
+			SELECT c.relname, CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS grantee, a.privilege_type
 			  FROM pg_catalog.pg_class c
 			 CROSS JOIN LATERAL (SELECT x.grantee, x.privilege_type FROM aclexplode(c.relacl) x
 			                     UNION SELECT y.grantee, y.privilege_type FROM pg_catalog.pg_attribute t CROSS JOIN LATERAL aclexplode(t.attacl) y
@@ -495,7 +492,38 @@ func (v *verifier) excess() error {
 		  FROM granted g
 		 WHERE g.privilege_type <> 'SELECT' AND g.privilege_type <> 'MAINTAIN' AND g.relname <> 'goose_db_version'
 		    OR g.privilege_type = 'SELECT' AND g.relname IN ('lease', 'secret')
-		 GROUP BY g.grantee, g.relname ORDER BY 1, 2`)
+		 GROUP BY g.grantee, g.relname ORDER BY 1, 2`); err != nil {
+		return err
+	}
+	// What comes by being a member of another role, those that PostgreSQL defines included.
+	if err := v.findEach("privilege-excess", `
+		SELECT 'role ' || quote_ident(r.rolname), format('as a member of another role it may %s', string_agg(format('%s fence.%I', m.may, c.relname), ', ' ORDER BY c.relname)), 'take it out of that role (\drg in psql shows those that it is in)'
+		  FROM pg_catalog.pg_roles r JOIN pg_catalog.pg_class c ON c.relnamespace = 'fence'::regnamespace AND c.relkind = 'r'
+		  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		 CROSS JOIN LATERAL (
+			SELECT 'write' AS may WHERE c.relname <> 'goose_db_version' AND has_table_privilege(r.oid, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+			UNION ALL SELECT 'read the tokens in' WHERE c.relname = 'lease' AND has_column_privilege(r.oid, c.oid, 'token', 'SELECT')
+			UNION ALL SELECT 'read' WHERE c.relname = 'secret' AND has_table_privilege(r.oid, c.oid, 'SELECT')) m
+		 WHERE r.rolcanlogin AND NOT r.rolsuper AND has_schema_privilege(r.oid, n.oid, 'USAGE') AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER') AND NOT pg_has_role(r.oid, c.relowner, 'MEMBER')
+		   AND NOT EXISTS (SELECT 1 FROM aclexplode(c.relacl) x WHERE x.grantee IN (0, r.oid) AND (x.privilege_type <> 'SELECT' OR c.relname IN ('lease', 'secret')))
+		   AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute t CROSS JOIN LATERAL aclexplode(t.attacl) y
+		                    WHERE t.attrelid = c.oid AND y.grantee IN (0, r.oid) AND (y.privilege_type <> 'SELECT' OR t.attname IN ('token', 'revoked', 'key')))
+		 GROUP BY r.rolname ORDER BY 1`); err != nil {
+		return err
+	}
+	// Functions that fence.allow gives to nobody, and the schema itself.
+	return v.findEach("privilege-excess", `
+		SELECT 'role ' || CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, format('it may call %s', f.oid::regprocedure),
+		       format('REVOKE EXECUTE ON FUNCTION %s FROM %s', f.oid::regprocedure, CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		  FROM pg_catalog.pg_proc f CROSS JOIN LATERAL aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) a
+		 WHERE f.pronamespace = 'fence'::regnamespace AND a.privilege_type = 'EXECUTE' AND a.grantee <> f.proowner
+		   AND NOT f.proname = ANY ($1::text[]) AND NOT (a.grantee <> 0 AND f.proname = ANY ($2::text[]))
+		UNION ALL
+		SELECT 'role ' || CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, 'it may create objects in schema fence',
+		       'REVOKE CREATE ON SCHEMA fence FROM ' || CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END
+		  FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a
+		 WHERE n.nspname = 'fence' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+		 ORDER BY 1, 2`, publicFunctions, append(slices.Clone(holderFunctions), auditorFunctions...))
 }
 
 // Settings that are made for databases and roles, as those of roleSettings c, s.
@@ -514,18 +542,18 @@ func resetOf(setting string) string {
 func (v *verifier) defaults() error {
 	for id, setting := range map[string]struct{ name, good, bad string }{
 		"isolation-default":  {"default_transaction_isolation", "read committed", ""},
-		"synchronous-commit": {"synchronous_commit", "", "off"},
+		"synchronous-commit": {"synchronous_commit", "", `'off', 'of', 'false', 'fals', 'fal', 'fa', 'f', 'no', 'n', '0'`}, // as it was written
 	} {
 		wrong := func(value string) string {
 			if setting.bad != "" {
-				return value + " = '" + setting.bad + "'"
+				return "lower(" + value + ") IN (" + setting.bad + ")"
 			}
-			return value + " <> '" + setting.good + "'"
+			return "lower(" + value + ") <> '" + setting.good + "'"
 		}
 		value := `trim(BOTH '"' FROM split_part(c.setting, '=', 2))`
 		if err := v.findEach(id, `
 			SELECT `+settingOf+`, '`+setting.name+` is ' || `+value+`, `+resetOf(setting.name)+` FROM `+roleSettings+`
-			 WHERE split_part(c.setting, '=', 1) = '`+setting.name+`' AND `+wrong(value)+` AND (s.setdatabase = 0 OR d.datname = current_database())
+			 WHERE lower(split_part(c.setting, '=', 1)) = '`+setting.name+`' AND `+wrong(value)+` AND (s.setdatabase = 0 OR d.datname = current_database())
 			UNION ALL
 			SELECT 'the server', '`+setting.name+` is ' || p.reset_val || ' in a new session', ''
 			  FROM pg_catalog.pg_settings p WHERE p.name = '`+setting.name+`' AND `+wrong("p.reset_val")+` AND p.source NOT IN ('database', 'user', 'database user')
@@ -551,7 +579,7 @@ func (v *verifier) standbys() error {
 	}
 	switch {
 	case names == "" && connected > 0:
-		v.find("synchronous-standby", "the server", "", "%d standbys are connected, and none is synchronous", connected)
+		v.find("synchronous-standby", "the server", "", "connected standbys: %d; none of them is synchronous", connected)
 	case names != "" && synchronous == 0 && hidden > 0:
 		v.cannot("synchronous-missing", "the server", "this role may not see the state of standbys: GRANT pg_read_all_stats")
 	case names != "" && synchronous == 0:

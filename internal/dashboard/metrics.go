@@ -2,7 +2,9 @@ package dashboard
 
 import (
 	"context"
+	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -28,7 +30,7 @@ var (
 	lastFence = prometheus.NewDesc("writegate_fence_last", "The last fence that was drawn.", nil, nil)
 	headroom  = prometheus.NewDesc("writegate_fence_headroom_ratio", "Which part of all fences is left, from 1 to 0.", nil, nil)
 
-	findings    = prometheus.NewDesc("writegate_verify_findings", "What the checks have found and no baseline accepts, by id and severity.", []string{"id", "severity"}, nil)
+	findings    = prometheus.NewDesc("writegate_verify_findings", "What the checks have found and no baseline accepts, by id and severity. Of leases that are overdue or late 100 at most are found: writegate_leases counts them all.", []string{"id", "severity"}, nil)
 	notChecked  = prometheus.NewDesc("writegate_verify_unchecked", "1 for each check that could not run.", []string{"id"}, nil)
 	verifyFails = prometheus.NewDesc("writegate_verify_failed", "1 if the checks could not run at all the last time.", nil, nil)
 	verifyRun   = prometheus.NewDesc("writegate_verify_last_run_timestamp_seconds", "When the checks ran last, in seconds since 1970.", nil, nil)
@@ -106,9 +108,28 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 func metric(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) prometheus.Metric {
 	for i := range labels {
-		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD") // a database may be in no encoding at all
+		labels[i] = escapeInvalid(labels[i])
 	}
 	return prometheus.MustNewConstMetric(d, kind, v, labels...)
+}
+
+// escapeInvalid writes what is no UTF-8, for a database may be in no encoding at all, so that names that differ stay apart: the
+// same metric twice would leave none at all.
+func escapeInvalid(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		if r == utf8.RuneError && n == 1 {
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		} else {
+			b.WriteString(s[:n])
+		}
+		s = s[n:]
+	}
+	return b.String()
 }
 
 func oneIf(b bool) float64 {

@@ -19,6 +19,8 @@ const (
 	clockLayout = "15:04:05.000Z07:00"
 	// textMost is how much of one value a page has. A row's key may be a megabyte; the audit has it all.
 	textMost = 2000
+	// labelMost is how much of one value the details of a bar or a mark show. There are thousands of them in a page.
+	labelMost = 200
 	// shortMost is how much of a value a cell shows before it is asked for the rest.
 	shortMost = 44
 )
@@ -34,7 +36,7 @@ func text(s string) string {
 // apart is text amid other text of a label, which has no elements to keep them apart: a name in Hebrew would pull the fence that
 // follows it to its other side.
 func apart(s string) string {
-	s = text(s)
+	s = text(cut(s, labelMost))
 	for _, r := range s {
 		if r >= 0x0590 && r <= 0x08ff || r >= 0xfb1d && r <= 0xfefc || r >= 0x10800 && r <= 0x10fff || r >= 0x1e800 && r <= 0x1efff {
 			return "\u2068" + s + "\u2069"
