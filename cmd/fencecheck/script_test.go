@@ -40,6 +40,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("AS", urlAs(as))
 			env.Setenv("DATABASE_URL", server.URL(cfg.Database))
 			env.Setenv("HOME", env.WorkDir)
+			env.Setenv("GORACE", os.Getenv("GORACE"))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
