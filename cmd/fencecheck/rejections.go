@@ -80,11 +80,12 @@ merely run out of time (expired), or was the lawful holder (lawful). The last is
 in time, or the row is written under two leases, whose fences then stand in each other's way. Where this database has no
 such lease, because fences come from elsewhere, it is unknown.
 
-FENCE and HOLDER are the refused one's; FOUND is the fence that stood in the way, and FOUND HOLDER whose it was. With --now, NOW is the
-fence that the row holds now, read from the table by its key, for which the role needs SELECT on it.`,
+FENCE and HOLDER are the refused one's; FOUND is the fence that stood in the way, and FOUND HOLDER whose it was. NOW is the fence that
+the row holds now, read from the table by its key, for which the role needs SELECT on it.`,
 		Example: `  fencecheck rejections --since 24h
   fencecheck rejections --verdict lawful --fail
   fencecheck rejections --table app.jobs --key '{"id": 7}' -o json
+  fencecheck rejections --limit 0 --now=false -o csv
   fencecheck rejections --follow`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -97,11 +98,7 @@ fence that the row holds now, read from the table by its key, for which the role
 			if follow && (a.output == "json" || fail || r.until != "" || cmd.Flags().Changed("sort")) {
 				return usageError{errors.New("--follow has no end: it goes with table, jsonl and csv, and not with --fail, --until or --sort")}
 			}
-			reads := rejectionReads
-			if now {
-				reads = []string{"rejection", "protected_table", "term"}
-			}
-			return a.readConn(cmd.Context(), reads, func(q audit.Querier) error {
+			return a.readConn(cmd.Context(), rejectionReads, func(q audit.Querier) error {
 				f, err := r.filter(cmd.Context(), q)
 				if err != nil {
 					return err
@@ -134,7 +131,7 @@ fence that the row holds now, read from the table by its key, for which the role
 	}, forms...)
 	r.addFlags(cmd, 100)
 	cmd.Flags().StringVar(&r.Sort, "sort", "last", "by what: last or first (refused), or count; the latest, or the most, first")
-	cmd.Flags().BoolVar(&now, "now", false, "look up what each row holds now")
+	cmd.Flags().BoolVar(&now, "now", true, "look up what each row holds now; --now=false spares that")
 	cmd.Flags().BoolVar(&follow, "follow", false, "go on showing refusals as they happen, until interrupted")
 	cmd.Flags().BoolVar(&fail, "fail", false, "exit 1 if there are any")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(audit.Sorts, cobra.ShellCompDirectiveNoFileComp))

@@ -54,7 +54,7 @@ type scanState struct {
 }
 
 const scanTablesSQL = `
-SELECT %s, t.relid::regclass::oid::bigint, quote_ident(p.fence_column), p.high_water, format('%%I.%%I', n.nspname, k.relname),
+SELECT %s, quote_ident(p.fence_column), p.high_water, format('%%I.%%I', n.nspname, k.relname),
        coalesce(pg_catalog.pg_relation_filenode(t.relid), 0)::bigint, pg_catalog.pg_relation_size(t.relid) / current_setting('block_size')::bigint, current_setting('block_size')::bigint,
        has_column_privilege(t.relid, a.attnum, 'SELECT') AND has_column_privilege(t.relid, 'ctid', 'SELECT'), row_security_active(t.relid)
   FROM fence.protected_table p
@@ -63,11 +63,11 @@ SELECT %s, t.relid::regclass::oid::bigint, quote_ident(p.fence_column), p.high_w
   JOIN pg_catalog.pg_class k ON k.oid = t.relid JOIN pg_catalog.pg_namespace n ON n.oid = k.relnamespace
   JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attname = p.fence_column AND NOT a.attisdropped AND a.atttypid = 'bigint'::regtype
  WHERE t.isleaf AND k.relkind = 'r'
- ORDER BY 1, 5`
+ ORDER BY 1, 4`
 
 type scanTable struct {
 	table, fence, part string
-	oid, highWater     int64
+	highWater          int64
 	file               int64
 	pages, pageSize    int64
 	mayRead, secured   bool
@@ -87,7 +87,7 @@ func (v *verifier) rows() error {
 		return err
 	}
 	tables, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t scanTable, err error) {
-		return t, row.Scan(&t.table, &t.oid, &t.fence, &t.highWater, &t.part, &t.file, &t.pages, &t.pageSize, &t.mayRead, &t.secured)
+		return t, row.Scan(&t.table, &t.fence, &t.highWater, &t.part, &t.file, &t.pages, &t.pageSize, &t.mayRead, &t.secured)
 	})
 	if err != nil {
 		return err
