@@ -4,6 +4,7 @@ package integration
 import (
 	"context"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
@@ -19,7 +20,13 @@ import (
 
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // refusals and losses are what these tests are about
-	pgtest.Main(m)
+	var err error
+	if binaries, err = os.MkdirTemp("", "writegate-bin-"); err != nil {
+		panic(err)
+	}
+	code := pgtest.Run(m)
+	_ = os.RemoveAll(binaries)
+	os.Exit(code)
 }
 
 // bed is a database with writegate's schema and a protected table app.orders with rows 1, 2 and 3.

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -127,28 +128,27 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// installed returns a directory in which fencecheck is installed, which is the same for all that a test runs.
+// installed returns a directory in which fencecheck is installed, once for all tests; TestMain removes it.
 func installed(t *testing.T) string {
 	t.Helper()
-	install.Lock()
-	defer install.Unlock()
-	if bin, ok := install.bins[t.Name()]; ok {
-		return bin
-	}
-	bin := t.TempDir()
-	install.bins[t.Name()] = bin
-	cmd := exec.Command("go", "install", "./cmd/fencecheck")
-	cmd.Dir = ".."
-	cmd.Env = append(os.Environ(), "GOBIN="+bin)
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, string(out))
+	bin, err := install()
+	require.NoError(t, err)
 	return bin
 }
 
-var install = struct {
-	sync.Mutex
-	bins map[string]string // by test
-}{bins: map[string]string{}}
+var install = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("go", "install", "./cmd/fencecheck")
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "GOBIN="+binaries)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return binaries, err
+})
+
+// binaries is where the tests of this package install what they run as a user would.
+var binaries string
 
 // runShell runs a command as a user would, in the repository, on the bed's database.
 func runShell(b *bed, line string) {
