@@ -110,19 +110,26 @@ the row holds now, read from the table by its key, for which the role needs SELE
 				if err != nil {
 					return err
 				}
-				if now {
-					if err := audit.LookAtRows(cmd.Context(), q, found, false); err != nil {
-						return err
-					}
-				}
-				if err := a.printTable(cmd.OutOrStdout(), found, show.Rejections(found)); err != nil {
-					return err
-				}
 				if len(found) == 0 && r.Table != "" {
 					// A name that was mistyped must not pass for a clean bill.
 					if err := audit.CheckTable(cmd.Context(), q, r.Table); err != nil {
 						return err
 					}
+				}
+				if now {
+					if err := audit.LookAtRows(cmd.Context(), q, found, false); err != nil {
+						return err
+					}
+				}
+				err = a.print(cmd.OutOrStdout(), found, func(w io.Writer) error {
+					if len(found) == 0 {
+						_, err := fmt.Fprintln(w, "nothing was refused") // a header alone leaves one wondering
+						return err
+					}
+					return show.Rejections(found).Write(w, a.screen(w))
+				})
+				if err != nil {
+					return err
 				}
 				sayCut(cmd, cut, r.Limit)
 				return failIf(fail && len(found) > 0)

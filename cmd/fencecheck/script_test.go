@@ -18,7 +18,6 @@ import (
 // setup.sql in it is run first, and `sql` runs more. ROLE is a role that may log in with the password secret-of-role and has no
 // rights; AS is the database's URL for it.
 func TestScripts(t *testing.T) {
-	databases := map[string]*pgx.ConnConfig{}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -31,7 +30,7 @@ func TestScripts(t *testing.T) {
 			if setup, err := os.ReadFile(filepath.Join(env.WorkDir, "setup.sql")); err == nil {
 				pgtest.Exec(t, cfg, strings.ReplaceAll(string(setup), "$ROLE", role))
 			}
-			databases[env.WorkDir] = cfg
+			env.Values["database"] = cfg
 			server := pgtest.Shared(t)
 			as := server.TCP(cfg.Database)
 			as.User, as.Password = role, "secret-of-role"
@@ -64,7 +63,7 @@ func TestScripts(t *testing.T) {
 			},
 			// sql STATEMENT
 			"sql": func(ts *testscript.TestScript, _ bool, args []string) {
-				pgtest.Exec(t, databases[ts.Getenv("WORK")], strings.ReplaceAll(strings.Join(args, " "), "$ROLE", ts.Getenv("ROLE")))
+				pgtest.Exec(t, ts.Value("database").(*pgx.ConnConfig), strings.ReplaceAll(strings.Join(args, " "), "$ROLE", ts.Getenv("ROLE")))
 			},
 		},
 	})
