@@ -27,6 +27,9 @@ func TestModesAndPoolers(t *testing.T) {
 			if through == "transaction" && mode == pgx.QueryExecModeCacheStatement {
 				continue // PgBouncer before 1.21 cannot
 			}
+			if through == "transaction" && mode == pgx.QueryExecModeDescribeExec {
+				continue // sends a statement and runs it in two trips, between which another's may take its place
+			}
 			t.Run(through+"/"+mode.String(), func(t *testing.T) {
 				b := newBed(t)
 				cfg := b.cfg
