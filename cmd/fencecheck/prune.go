@@ -122,23 +122,18 @@ It needs the rights of the owner of schema fence.`,
 					_, err := fmt.Fprintln(cmd.OutOrStdout(), "nothing to do: nothing is that old")
 					return err
 				}
-				var plan []string
-				for _, p := range old {
-					plan = append(plan, fmt.Sprintf("%d %s", p.Count, p.What))
-				}
-				question := cmd
 				if a.output != "table" && !yes {
 					return usageError{fmt.Errorf("--output %s: want --yes with it", a.output)}
 				}
 				if a.output == "table" {
-					if _, err := fmt.Fprintf(cmd.OutOrStdout(), "to delete: %s\n", strings.Join(plan, ", ")); err != nil {
+					if _, err := fmt.Fprintf(cmd.OutOrStdout(), "to delete: %s\n", describe(old)); err != nil {
 						return err
 					}
 					statements := []string{
 						fmt.Sprintf("SELECT rejections, terms, audit_losses, observations FROM fence.prune_audit(interval '%s', %d)", keepAudit.interval(), batch),
 						fmt.Sprintf("SELECT tombstones, requests FROM fence.prune(interval '%s', %d)", keepRows.interval(), batch),
 					}
-					if err := agree(question, yes, statements); err != nil {
+					if err := agree(cmd, yes, statements); err != nil {
 						return err
 					}
 				}
@@ -162,9 +157,9 @@ It needs the rights of the owner of schema fence.`,
 	return cmd
 }
 
-func describe(gone []pruned) string {
+func describe(some []pruned) string {
 	var parts []string
-	for _, p := range gone {
+	for _, p := range some {
 		parts = append(parts, fmt.Sprintf("%d %s", p.Count, p.What))
 	}
 	return strings.Join(parts, ", ")

@@ -73,13 +73,19 @@ func mayRead(ctx context.Context, q Querier, reads ...string) error {
 var ErrPrivilege = errors.New("this role may not read that")
 
 func missingGrants(ctx context.Context, q Querier, cause error, grants ...string) error {
-	role := `"?"`
-	_ = q.QueryRow(ctx, `SELECT pg_catalog.quote_ident(current_user)`).Scan(&role)
+	role := currentRole(ctx, q)
 	for i := range grants {
 		grants[i] += " TO " + role
 	}
 	return fmt.Errorf("%w: role %s lacks: %s; the owner of schema fence can give all that an auditor needs by SELECT fence.allow('%s', 'auditor'): %w",
 		ErrPrivilege, role, strings.Join(grants, "; "), strings.ReplaceAll(strings.Trim(role, `"`), "'", "''"), cause)
+}
+
+// currentRole is the role that asks, quoted as SQL wants it, for saying what to grant it.
+func currentRole(ctx context.Context, q Querier) string {
+	role := `"?"`
+	_ = q.QueryRow(ctx, `SELECT pg_catalog.quote_ident(current_user)`).Scan(&role)
+	return role
 }
 
 // attempt runs what may fail without spoiling the transaction that it is run in, if it is.

@@ -120,9 +120,7 @@ func (v *verifier) rows() error {
 	for _, t := range tables {
 		switch {
 		case !t.mayRead:
-			role := `"?"`
-			_ = v.q.QueryRow(v.ctx, `SELECT pg_catalog.quote_ident(current_user)`).Scan(&role)
-			v.cannotScan(t.table, fmt.Sprintf("this role may not read it: GRANT SELECT (%s, ctid) ON %s TO %s", t.fence, t.part, role))
+			v.cannotScan(t.table, fmt.Sprintf("this role may not read it: GRANT SELECT (%s, ctid) ON %s TO %s", t.fence, t.part, currentRole(v.ctx, v.q)))
 			continue
 		case t.secured:
 			v.cannotScan(t.table, "row security may hide rows from this role: ask as its owner, or as a role with BYPASSRLS")
