@@ -310,9 +310,7 @@ inline check_source()
 #if defined(FAIL) && !defined(M_NO_JUMP)
 	if
 	:: new_server ->
-#ifndef M_EPOCH_UNLOCKED
 		epoch_lock = me + 1;
-#endif
 #ifdef M_JUMP_COUNTED
 		to = db.seq + 4
 #else
