@@ -2,10 +2,12 @@ package fencedb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -114,6 +116,14 @@ type given struct {
 // named replaces the names in sql by numbers, from after on, and returns their values. An argument of own that sql does
 // not use is an error, and so is a name in it for which there is none; those in reserved may be used.
 func named(after int, sql string, own, reserved Args) (string, []any, error) {
+	// What is not UTF-8 ends the statement for the lexer, without a word: a comment in Latin-1 would cost it its condition.
+	if !utf8.ValidString(sql) || strings.ContainsRune(sql, 0) {
+		return "", nil, errors.New("it is not UTF-8 without NUL")
+	}
+	// The names under which the arguments before these are counted stand for them wherever they stand.
+	if strings.Contains(sql, "@writegate_") {
+		return "", nil, errors.New("names that begin with @writegate_ are the gate's own: choose another")
+	}
 	all := make(map[string]any, after+len(own)+len(reserved))
 	for name, value := range own {
 		if _, taken := reserved[name]; taken || strings.HasPrefix(name, "writegate_") {
