@@ -79,9 +79,14 @@ func plain(name string) string { return strings.ToLower(strings.ReplaceAll(name,
 
 // of returns the columns of a table that the reader wants.
 func (r *reader) of(t *Table) ([]string, error) {
-	for _, c := range r.columns {
+	for i, c := range r.columns {
 		if _, ok := t.columns[c]; !ok {
 			return nil, fmt.Errorf("fencedb: table %s has no column %q to return", t.name, c)
+		}
+		for _, other := range r.columns[:i] {
+			if plain(other) == plain(c) {
+				return nil, fmt.Errorf("fencedb: table %s: Returning %q and %q: both would go into one field", t.name, other, c)
+			}
 		}
 	}
 	if len(r.columns) > 0 {
