@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"slices"
@@ -19,10 +18,15 @@ const anyObject = "*"
 
 // ReadBaseline reads a baseline, and refuses one that names a check that there is not.
 func ReadBaseline(r io.Reader) (Baseline, error) {
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return nil, err
+	}
 	var b Baseline
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -35,7 +39,7 @@ func ReadBaseline(r io.Reader) (Baseline, error) {
 		}
 		b = append(b, Acceptance{fields[0], fields[1], strings.TrimSpace(fields[2])})
 	}
-	return b, lines.Err()
+	return b, nil
 }
 
 // Write writes the baseline as ReadBaseline reads it.

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -37,7 +38,16 @@ func (n *RowNow) String() string {
 
 // Duration is seconds as people are shown them.
 func Duration(seconds float64) string {
-	d := time.Duration(seconds * float64(time.Second))
+	if math.IsNaN(seconds) {
+		return "-"
+	}
+	d := time.Duration(math.MaxInt64)
+	switch nanos := seconds * float64(time.Second); {
+	case nanos <= -math.MaxInt64: // what is more than a Duration holds is shown as the most that it does
+		d = math.MinInt64
+	case nanos < math.MaxInt64:
+		d = time.Duration(nanos)
+	}
 	if d >= time.Minute || d <= -time.Minute {
 		return d.Round(time.Second).String()
 	}
