@@ -299,6 +299,12 @@ func (v *verifier) openState() (*scanState, error) {
 	if err := json.Unmarshal(text, &old); err != nil {
 		return nil, fmt.Errorf("%s is not the state of a scan: %w", v.opt.Scan.State, err)
 	}
+	for name, t := range old.Tables {
+		// The server takes a page below 0 for one near the end of what there can be: none would be read, and nothing found.
+		if t != nil && min(t.Next, t.Read, t.Max, t.Null, t.Negative, t.Unknown) < 0 {
+			return nil, fmt.Errorf("%s is not the state of a scan: it has a number below 0 for %q", v.opt.Scan.State, name)
+		}
+	}
 	if old.Database != state.Database {
 		return nil, fmt.Errorf("%s is the state of a scan of database %q, this is %q: remove it, or name another file", v.opt.Scan.State, old.Database, state.Database)
 	}
