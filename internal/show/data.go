@@ -14,14 +14,14 @@ import (
 
 // JSON writes v, indented.
 func JSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(unobeyed{w})
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
 // JSONLines writes each element of a slice as a JSON object on a line of its own; anything else as one line.
 func JSONLines(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(unobeyed{w})
 	for _, item := range items(v) {
 		if err := e.Encode(item); err != nil {
 			return err
@@ -86,17 +86,39 @@ func field(v reflect.Value) (string, error) {
 			return "", nil
 		}
 		text, err := json.Marshal(v.Interface())
-		return string(text), err
+		return audit.Printable(string(text)), err
 	}
 	return fmt.Sprint(v.Interface()), nil
 }
 
-// inert returns text that a spreadsheet takes for text.
+// inert returns text that a spreadsheet takes for text. Some of them take the wide forms for the narrow ones.
 func inert(s string) string {
-	if s != "" && strings.ContainsRune("=+-@", rune(s[0])) {
-		return "'" + s
+	for _, first := range s {
+		if strings.ContainsRune("=+-@＝＋－＠", first) {
+			return "'" + s
+		}
+		break
 	}
 	return s
+}
+
+// unobeyed is written whole JSON texts to, and escapes what encoding/json leaves as it is and a terminal might obey. All of it
+// stands in strings, where Printable's escapes are JSON's.
+type unobeyed struct{ w io.Writer }
+
+func (u unobeyed) Write(p []byte) (int, error) {
+	var b strings.Builder
+	for line := range strings.Lines(string(p)) {
+		line, ended := strings.CutSuffix(line, "\n")
+		b.WriteString(audit.Printable(line))
+		if ended {
+			b.WriteByte('\n')
+		}
+	}
+	if _, err := io.WriteString(u.w, b.String()); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 func items(v any) []any {
