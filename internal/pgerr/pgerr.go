@@ -176,7 +176,7 @@ func Stale(err error) bool {
 // Refused reports whether trying again cannot help: the server answered, and would answer the same next time.
 func Refused(err error) bool {
 	code := Code(err)
-	if code == "" {
+	if len(code) != 5 { // none, or none of PostgreSQL's
 		return false
 	}
 	switch code[:2] {
