@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -154,11 +155,19 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 	if strings.HasPrefix(dsn, "postgres") && strings.Contains(dsn, "#") {
 		return nil, usageError{errors.New("the connection string has a #, which ends a URL: write it as %23")}
 	}
+	if misplacedAt(dsn) {
+		return nil, usageError{errors.New("the connection string has an @ that is not the one before the host: in a password write / as %2F, ? as %3F and @ as %40, and elsewhere @ as %40 too")}
+	}
 	pool, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, usageError{pgerr.ExplainParse(err)}
 	}
 	cfg := pool.ConnConfig
+	for name := range cfg.RuntimeParams {
+		if !parameterName.MatchString(name) { // the server would quote it
+			return nil, usageError{errors.New("the connection string has something before a = that is no parameter's name (it is not shown, for it may be of a password): want postgres://user@host:port/database or key=value pairs")}
+		}
+	}
 	// Nothing is sent twice that would be worth preparing, and a pooler that pools transactions loses what is prepared.
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	if cfg.ConnectTimeout == 0 {
@@ -170,6 +179,22 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 		cfg.RuntimeParams["application_name"] = "fencecheck"
 	}
 	return pool, nil
+}
+
+var parameterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.$]*$`)
+
+// misplacedAt reports whether a URL has another @ than the one between the password and the host. A password with a /, ? or @ in it
+// ends there for whoever reads the URL, and what is left of it would be shown as the host, the database or the user.
+func misplacedAt(dsn string) bool {
+	if !strings.HasPrefix(dsn, "postgres://") && !strings.HasPrefix(dsn, "postgresql://") {
+		return false
+	}
+	_, rest, _ := strings.Cut(dsn, "://")
+	authority := rest
+	if i := strings.IndexAny(rest, "/?"); i >= 0 {
+		authority = rest[:i]
+	}
+	return strings.Count(authority, "@") > 1 || strings.Contains(rest[len(authority):], "@")
 }
 
 // connConfig is poolConfig for one connection.
