@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,8 +31,8 @@ func (a *age) String() string {
 
 func (a *age) Set(s string) error {
 	if days, ok := strings.CutSuffix(s, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 16)
-		if err != nil {
+		n, err := strconv.ParseUint(days, 10, 32)
+		if err != nil || n > math.MaxInt64/uint64(24*time.Hour) {
 			return fmt.Errorf("want days like 90d, or a duration like 36h")
 		}
 		*a = age(time.Duration(n) * 24 * time.Hour)

@@ -58,7 +58,7 @@ func parseTime(flag, text string, now time.Time) (time.Time, error) {
 		return now.Add(-time.Duration(ago)), nil
 	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05.999999999Z07:00", "2006-01-02T15:04Z07:00", "2006-01-02 15:04Z07:00"} {
-		if t, err := time.Parse(layout, text); err == nil {
+		if t, err := time.Parse(layout, text); err == nil && !t.IsZero() { // that one would stand for no limit
 			return t, nil
 		}
 	}
