@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -233,5 +234,101 @@ func FuzzNamesAndValues(f *testing.F) {
 		require.Equal(t, value, back)
 		_, err = table.Insert(ctx, newest, fencedb.Set{"id": key})
 		require.ErrorIs(t, err, fencedb.ErrStale)
+	})
+}
+
+// Keys and guards are made of names alone, whatever these are: of a table whose schema, key columns and fence column may be called
+// anything, the guard finds the tombstone under the key that the gate has hashed, and the gate what the guard has left, in whatever
+// form values travel.
+func FuzzKeysUnderGuard(f *testing.F) {
+	for _, seed := range [][5]string{
+		{"app", "tenant", "id", "last_fence", "x"}, {`a"b`, `c'd`, "it's", `f\`, `\`}, {"Ünï.cöde", "select", "日本", "Fence", "\u202e"}, {"t", "$1", "@fence", "%I", "@x -- "},
+		{"pg", "NEW", "old", "TG_ARGV", "'; DROP TABLE x; --"}, {strings.Repeat("s", 63), strings.Repeat("é", 31), strings.Repeat("c", 63), strings.Repeat("f", 63), strings.Repeat("v", 2000)},
+		{"a.b", "writegate_0", "writegate_1", "c.d", ""}, {"%s", "$$", "n", "{}", `\N`}, {"tab\t", "new\nline", "\x01", "\x7f", "\x1b"},
+	} {
+		f.Add(seed[0], seed[1], seed[2], seed[3], seed[4])
+	}
+	ctx := context.Background()
+	cfg := pgtest.New(f)
+	pool := pgtest.Pool(f, cfg)
+	db := stdlib.OpenDBFromPool(pool)
+	f.Cleanup(func() { _ = db.Close() })
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	require.NoError(f, err)
+	f.Cleanup(func() { _ = conn.Close(ctx) })
+	storable := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+	f.Fuzz(func(t *testing.T, schema, one, two, fence, value string) {
+		names := map[string]bool{}
+		for _, name := range []string{one, two, fence, "note"} {
+			names[name] = true
+			if name == "" || len(name) > 63 || !storable(name) {
+				return // no name, or another than it says
+			}
+		}
+		if schema == "" || len(schema) > 63 || !storable(schema) || !storable(value) || len(names) < 4 || schema == "fence" || schema == "public" || schema == "information_schema" || strings.HasPrefix(schema, "pg_") {
+			return
+		}
+		for _, name := range []string{"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"} {
+			if names[name] {
+				return // the system's own
+			}
+		}
+		quote := func(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+		ident := quote(schema) + ".t"
+		_, err := conn.Exec(ctx, `TRUNCATE fence.rejection, fence.tombstone, fence.request, fence.protected_table; CREATE SCHEMA `+quote(schema)+`; CREATE TABLE `+ident+` (`+
+			quote(one)+` text, `+quote(two)+` int, note text, PRIMARY KEY (`+quote(one)+`, `+quote(two)+`), UNIQUE (`+quote(two)+`))`)
+		require.NoError(t, err)
+		defer func() {
+			_, err := conn.Exec(ctx, `DROP SCHEMA `+quote(schema)+` CASCADE`)
+			require.NoError(t, err)
+		}()
+		_, err = conn.Exec(ctx, `SELECT fence.protect($1::text::regclass, fence_column => $2::text::name, guard => 'enforce')`, ident, fence)
+		require.NoError(t, err)
+		gate := fencedb.New(pool, fencedb.Config{})
+		defer gate.Close()
+		table, err := gate.Table(ctx, ident)
+		require.NoError(t, err)
+		require.Equal(t, schema+".t", table.Name())
+		held := func(fence int64) fencedb.Lease { return fencedb.Doubled(fencedb.Static("x", fence, value)) }
+		key := fencedb.Key{one: value, two: 1}
+		applied := func(outcome fencedb.Outcome, err error) {
+			t.Helper()
+			require.NoError(t, err)
+			require.Equal(t, fencedb.Applied, outcome)
+		}
+		applied(table.Insert(ctx, held(5), fencedb.Set{one: value, two: 1, "note": "n"}))
+		_, err = conn.Exec(ctx, `UPDATE `+ident+` SET note = 'around'`)
+		require.ErrorContains(t, err, "WG008", "the guard looks at it")
+		applied(table.InSQL(db).Update(ctx, held(6), key, fencedb.Set{"note": value}))
+		var note string
+		applied(table.InSQL(db).Upsert(ctx, held(7), key, fencedb.Set{"note": value}, fencedb.Returning(&note, "note"), fencedb.WithRequestID("r")))
+		require.Equal(t, value, note)
+		_, err = table.Update(ctx, held(6), key, fencedb.Set{"note": "stale"})
+		require.ErrorIs(t, err, fencedb.ErrStale)
+		var recorded bool
+		require.NoError(t, conn.QueryRow(ctx, `SELECT row_key = jsonb_build_object($1::text, $2::text, $3::text, 1) FROM fence.rejection WHERE table_name = $4`, one, value, two, schema+".t").Scan(&recorded))
+		require.True(t, recorded, "with the key that it has")
+		results, err := table.UpdateMany(ctx, held(8), []fencedb.Row{{Key: key, Set: fencedb.Set{"note": nil}}})
+		require.NoError(t, err)
+		require.Equal(t, fencedb.Applied, results[0].Outcome)
+
+		// Deleted around the gate, in a transaction that was entered, the row leaves a tombstone under each of its keys.
+		var granted int64
+		require.NoError(t, conn.QueryRow(ctx, `SELECT setval('fence.fence_seq', 1000)`).Scan(&granted))
+		require.NoError(t, conn.QueryRow(ctx, `SELECT a.fence FROM fence.acquire('e', 'h', '1 minute', '11111111-1111-4111-8111-111111111111') a`).Scan(&granted))
+		_, err = conn.Exec(ctx, `DO $do$ BEGIN PERFORM fence.enter('e', '11111111-1111-4111-8111-111111111111', `+fmt.Sprint(granted)+`); DELETE FROM `+ident+`; END $do$`)
+		if strings.Contains(ident, "$do$") {
+			return
+		}
+		require.NoError(t, err)
+		_, err = table.Insert(ctx, held(granted/2-1), fencedb.Set{one: value, two: 1})
+		require.ErrorIs(t, err, fencedb.ErrStale, "its key is buried")
+		_, err = table.InSQL(db).Insert(ctx, held(granted/2-1), fencedb.Set{one: value + "x", two: 1})
+		require.ErrorIs(t, err, fencedb.ErrStale, "and so is the other")
+		applied(table.Insert(ctx, held(granted), fencedb.Set{one: value, two: 1}))
+		// And the other way about: what the gate has deleted, nobody older brings back around it.
+		applied(table.Delete(ctx, held(granted+1), key))
+		_, err = conn.Exec(ctx, `INSERT INTO `+ident+` (`+quote(one)+`, `+quote(two)+`, `+quote(fence)+`) VALUES ($1, 1, $2)`, value, granted)
+		require.ErrorContains(t, err, "WG007")
 	})
 }
