@@ -70,8 +70,11 @@ func rows[T any](number int64, texts ...string) []T {
 
 // obeyed finds what a terminal would obey, or what turns text: nothing but the ends of lines may be left of these.
 func obeyed(t require.TestingT, out string) {
-	for _, r := range strings.ReplaceAll(out, "\n", "") {
-		require.False(t, unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || unicode.In(r, unicode.Zl, unicode.Zp), "%q in %q", r, out)
+	i := strings.IndexFunc(out, func(r rune) bool {
+		return r != '\n' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || unicode.In(r, unicode.Zl, unicode.Zp))
+	})
+	if i >= 0 {
+		require.Failf(t, "a terminal would obey it", "%.40q in %q", out[i:], out)
 	}
 }
 
