@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"math/big"
 	"net"
 	neturl "net/url"
 	"strings"
@@ -176,4 +178,65 @@ func FuzzLiteral(f *testing.F) {
 			require.LessOrEqual(t, len(text), 63)
 		}
 	})
+}
+
+// A key that is asked for is to the server what it is here, or an error; and what is no object here is none there.
+func FuzzKeyFilter(f *testing.F) {
+	for _, seed := range []string{
+		`{"id": 7}`, `{"id":9007199254740993}`, `{"a":1,"a":2}`, `{}`, `[]`, `null`, `7`, `{"a":{"b":[1,null,true,"x"]}}`, `{"a":"\ud800"}`, `{"a":"\u0000"}`, `{"a":1e400000}`, `{"a":-0.0}`, `{"a":1.10}`,
+		`{"a":"é\u00e9\ud83d\ude00"}`, "{\"a\":\"bad\xff\"}", "{\"a\":\"\x01\"}", `{"a":1} x`, ` {"a" : 1 } `, `{'a':1}`, `{"":""}`, `{"a":01}`, "{\"a\":\x00}", `{"a":NaN}`,
+	} {
+		f.Add(seed, 7)
+	}
+	f.Add(`{"a":1}`, -1)
+	f.Add(`{"a":1}`, math.MaxInt)
+	ctx := context.Background()
+	conn := fuzzConn(f)
+	f.Fuzz(func(t *testing.T, key string, limit int) {
+		r := rejectionFlags{}
+		r.Key = key
+		err := r.check()
+		var text string
+		there := conn.QueryRow(ctx, `SELECT CASE jsonb_typeof($1::text::jsonb) WHEN 'object' THEN $1::text::jsonb::text ELSE '{}' END`, key).Scan(&text)
+		require.False(t, conn.IsClosed())
+		parse := func(text string) (v map[string]any) {
+			d := json.NewDecoder(strings.NewReader(text))
+			d.UseNumber()
+			require.NoError(t, d.Decode(&v))
+			return v
+		}
+		switch {
+		case key == "":
+			require.NoError(t, err, "no filter")
+		case err != nil && there == nil:
+			// Of numbers the server knows larger ones.
+			if v := parse(text); len(v) > 0 {
+				require.ErrorContains(t, json.Unmarshal([]byte(key), &v), "into Go value of type float64")
+			}
+		case err == nil && there == nil:
+			require.Equal(t, plainNumbers(parse(key)), plainNumbers(parse(text)))
+		}
+		r = rejectionFlags{}
+		r.Limit = limit
+		require.Equal(t, limit >= 0 && limit < math.MaxInt, r.check() == nil, "one more can be asked for, to see whether there is")
+	})
+}
+
+// plainNumbers has numbers by their value: how they are written is not kept.
+func plainNumbers(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = plainNumbers(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = plainNumbers(v[i])
+		}
+	case json.Number:
+		if n, ok := new(big.Rat).SetString(v.String()); ok {
+			return n.RatString()
+		}
+	}
+	return v
 }
