@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -112,11 +113,11 @@ func forms[T any](t require.TestingT, list []T, table *show.Table, width int) {
 	got = nil
 	for d := json.NewDecoder(&b); ; {
 		var item T
-		if err := d.Decode(&item); err == io.EOF {
+		err := d.Decode(&item)
+		if errors.Is(err, io.EOF) {
 			break
-		} else {
-			require.NoError(t, err)
 		}
+		require.NoError(t, err)
 		got = append(got, item)
 	}
 	require.Equal(t, meaning(t, want), meaning(t, got))
@@ -130,11 +131,11 @@ func forms[T any](t require.TestingT, list []T, table *show.Table, width int) {
 	for i, record := range records[1:] {
 		n := 0
 		for f := range reflect.TypeFor[T]().Fields() {
-			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name == "" || name == "-" {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name == "" || name == "-" {
 				continue
-			} else {
-				require.Equal(t, name, records[0][n])
 			}
+			require.Equal(t, name, records[0][n])
 			cell := record[n]
 			n++
 			if f.Type.Kind() != reflect.String {
