@@ -1,4 +1,5 @@
-// Package clients runs other people's clients against a guarded table: GORM, bun, ent, sqlc's generated code, and psql. It is
+// Package clients runs other people's clients against a guarded table: GORM, bun, ent, sqlc's generated code, and psql; and
+// other people's schedulers against a row that their late runs must not write: River, gocron, and a script of cron's. It is
 // a module of its own, so that what they need stays out of writegate's.
 package clients
 
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -30,8 +32,15 @@ import (
 	"github.com/writegate/writegate/leasedb"
 )
 
+// workers are what a process of its own can be.
+var workers = map[string]func(){}
+
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // refusals are what these tests are about
+	if be, ok := workers[os.Getenv("WRITEGATE_TEST_BE")]; ok {
+		be()
+		return
+	}
 	pgtest.Main(m)
 }
 
