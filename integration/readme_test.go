@@ -162,14 +162,18 @@ func runShell(b *bed, line string) {
 	require.NoError(b.t, err, "%s\n%s", line, out)
 }
 
-// exampleFunctions returns all example files, without indentation, which go test compiles and runs.
+// exampleFunctions returns all example files, and the tests with other people's modules, without indentation: what go test
+// compiles and runs.
 func exampleFunctions(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../*/example_test.go")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
+	theirs, err := filepath.Glob("clients/*_test.go") // a module of its own, whose tests CI runs too
+	require.NoError(t, err)
+	require.NotEmpty(t, theirs)
 	var all strings.Builder
-	for _, file := range files {
+	for _, file := range append(files, theirs...) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		all.WriteString(unindent(string(text)))

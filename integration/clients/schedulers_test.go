@@ -48,10 +48,11 @@ func requireLateWriteRefused(t *testing.T, pool *pgxpool.Pool, late string) {
 	require.Contains(t, late, fencedb.ErrStale.Error())
 	require.Equal(t, "by B", query[string](t, pool, `SELECT body FROM app.reports`))
 	require.Equal(t, "by A", query[string](t, pool, `SELECT body FROM app.ungated`), "the control: the update that was lost")
-	require.Equal(t, `app.reports {"name": "monthly"}: stale, A 2, row is B 4; verdict stale, 1`, query[string](t, pool, `
-		SELECT string_agg(format('%s %s: %s, %s %s, row is %s %s; verdict %s, %s',
-		       table_name, row_key, reason, holder, fence, current_holder, current_fence, verdict, count), E'\n') FROM fence.rejection`))
+	require.Equal(t, `app.reports {"name": "monthly"}: stale, A 2, row is B 4; verdict stale, 1`, query[string](t, pool, rejectionsSQL))
 }
+
+const rejectionsSQL = `SELECT string_agg(format('%s %s: %s, %s %s, row is %s %s; verdict %s, %s',
+	table_name, row_key, reason, holder, fence, current_holder, current_fence, verdict, count), E'\n') FROM fence.rejection`
 
 func query[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) T {
 	t.Helper()
