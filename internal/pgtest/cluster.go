@@ -24,7 +24,7 @@ type files struct {
 // whole server. It needs installed binaries; where there are none the test is skipped, but fails in CI.
 func Own(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	server, err := startLocal(context.Background())
+	server, err := startLocal(context.Background(), settings...)
 	if errors.Is(err, errNoBinaries) && os.Getenv("CI") == "" {
 		t.Skipf("pgtest: %v", err)
 	}
@@ -36,10 +36,6 @@ func Own(t testing.TB, settings ...string) *Server {
 			t.Errorf("pgtest: %v", err)
 		}
 	})
-	if len(settings) > 0 {
-		server.Configure(t, settings...)
-		server.Restart(t, "fast")
-	}
 	return server
 }
 

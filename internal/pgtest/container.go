@@ -35,7 +35,9 @@ func startContainer(ctx context.Context) (_ *Server, err error) {
 	container, err := postgres.Run(ctx, image,
 		postgres.WithDatabase("postgres"), postgres.WithUsername("postgres"), postgres.WithPassword(rand.Text()),
 		postgres.BasicWaitStrategies(),
-		testcontainers.WithCmdArgs("-c", "fsync=off", "-c", "max_connections=200"),
+		testcontainers.WithCmdArgs("-c", "fsync=off", "-c", "max_connections=200", "-c", "jit=off"),
+		// In memory: each test makes a database and drops it, which is hundreds of files.
+		testcontainers.WithTmpfs(map[string]string{"/pgtest": ""}), testcontainers.WithEnv(map[string]string{"PGDATA": "/pgtest/data"}),
 	)
 	stop := func() error { return testcontainers.TerminateContainer(container) }
 	if err != nil {

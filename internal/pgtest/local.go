@@ -60,7 +60,8 @@ cd / && rm -rf "$PGTEST_DIR"
 `
 
 // settings make a server that is quick to start and forgets on a crash of the machine, which no test here causes; a
-// test that needs durability starts a server of its own.
+// test that needs durability starts a server of its own. Tables that were never analyzed look large enough for
+// just-in-time compilation, which then takes seconds for a query of milliseconds.
 const settings = `
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '%[1]s'
@@ -69,11 +70,13 @@ fsync = off
 max_connections = 200
 shared_buffers = 64MB
 max_prepared_transactions = 10
+jit = off
 log_min_messages = warning
 log_line_prefix = '%%m [%%p] %%a '
 `
 
-func startLocal(ctx context.Context) (*Server, error) {
+// startLocal makes a server with these lines in its configuration besides our own, and starts it.
+func startLocal(ctx context.Context, more ...string) (*Server, error) {
 	bin, err := findBinaries(ctx)
 	if err != nil {
 		return nil, err
@@ -85,7 +88,7 @@ func startLocal(ctx context.Context) (*Server, error) {
 	// A TCP port can be taken by somebody else between our asking for a free one and the server's binding it: then
 	// another is tried. Any other reason not to start is an error at once.
 	for attempt := 1; ; attempt++ {
-		server, err := initAndStart(ctx, bin, owner)
+		server, err := initAndStart(ctx, bin, owner, more)
 		if err == nil || attempt == 5 || !errors.Is(err, errPortTaken) {
 			return server, err
 		}
@@ -94,7 +97,7 @@ func startLocal(ctx context.Context) (*Server, error) {
 
 var errPortTaken = errors.New("its TCP port was taken")
 
-func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*Server, error) {
+func initAndStart(ctx context.Context, bin string, owner *syscall.Credential, more []string) (*Server, error) {
 	dir, err := newDir(owner)
 	if err != nil {
 		return nil, err
@@ -105,7 +108,7 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential) (*
 	}
 	// The socket trusts: its directory is closed to everybody else. TCP asks for a password made for this server.
 	password := rand.Text()
-	stop, alive, err := supervise(bin, dir, owner, "PGTEST_PASSWORD="+password, "PGTEST_SETTINGS="+fmt.Sprintf(settings, dir, port))
+	stop, alive, err := supervise(bin, dir, owner, "PGTEST_PASSWORD="+password, "PGTEST_SETTINGS="+fmt.Sprintf(settings, dir, port)+strings.Join(more, "\n"))
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 
 var errNoBinaries = errors.New("a throw-away server from installed binaries needs a Unix")
 
-func startLocal(context.Context) (*Server, error) {
+func startLocal(context.Context, ...string) (*Server, error) {
 	return nil, errNoBinaries
 }
 
