@@ -67,7 +67,7 @@ func TestFollow(t *testing.T) {
 func TestClosedPipe(t *testing.T) {
 	cfg := pgtest.New(t)
 	pgtest.Exec(t, cfg, `INSERT INTO fence.rejection (table_name, row_key, row_key_hash, lease_name, fence, reason, verdict, first_at, last_at)
-		SELECT 'app.orders', to_jsonb(repeat('x', 100)), int4send(i), 'job', 4, 'stale', 'stale', now(), now() FROM generate_series(1, 20000) i`)
+		SELECT 'app.orders', to_jsonb(repeat('x', 100)), int4send(i), 'job', 4, 'stale', 'stale', now(), now() FROM generate_series(1, 3000) i`) // much more than a pipe holds
 	self, err := os.Executable()
 	require.NoError(t, err)
 	for _, form := range forms {

@@ -481,7 +481,7 @@ func TestProtect(t *testing.T) {
 	ctx := context.Background()
 	cfg := pgtest.New(t)
 	db := "--database-url=" + url(t, cfg)
-	pgtest.Exec(t, cfg, `CREATE SCHEMA app; CREATE TABLE app.big AS SELECT i AS id, i % 7 AS v FROM generate_series(1, 5000000) i; ALTER TABLE app.big ADD PRIMARY KEY (id);
+	pgtest.Exec(t, cfg, `CREATE SCHEMA app; CREATE TABLE app.big AS SELECT i AS id, i % 7 AS v FROM generate_series(1, 200000) i; ALTER TABLE app.big ADD PRIMARY KEY (id);
 		CREATE TABLE app.small (id int PRIMARY KEY); CREATE VIEW app.seen AS SELECT 1 AS id`)
 	before := value[string](t, cfg, `SELECT pg_relation_filenode('app.big')::text`)
 	connect := func() *pgx.Conn {
