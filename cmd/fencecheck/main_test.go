@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -33,6 +34,12 @@ func TestMain(m *testing.M) {
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "PG") || name == "DATABASE_URL" {
 			_ = os.Unsetenv(name)
+		}
+	}
+	// Nor what nohup, or a shell's &, has us ignore: commands would pass on nothing of it, as they should.
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}
 	// What runs us as a process of its own need not wait for the second that the race detector grants other goroutines at the end.

@@ -33,7 +33,7 @@ type Beginner interface {
 // database sums up.
 func Survey(ctx context.Context, db Beginner, database string, opt SurveyOptions) (*Overview, error) {
 	o := &Overview{Server: opt.Server, Verify: opt.Verify}
-	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = %d", opt.Timeout.Milliseconds())}, func(tx pgx.Tx) (err error) {
+	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL jit = off; SET LOCAL statement_timeout = %d", opt.Timeout.Milliseconds())}, func(tx pgx.Tx) (err error) {
 		s := surveyor{ctx, tx, opt.withDefaults(), o}
 		// The privileges before the rest: an error there says what is missing.
 		if o.Schema, err = CheckSchema(ctx, tx, database, "lease", "term", "rejection", "protected_table", "observation", "audit_loss", "guard_refused"); err != nil {
