@@ -362,7 +362,9 @@ func (m *many) judge(ctx context.Context, unwritten []left) (suppressed bool, er
 	state := "held"
 	if len(unwritten) == len(m.rows) && (m.options.request != "" || m.live()) {
 		var done bool
-		if done, state, err = m.explainWhole(ctx); done || err != nil {
+		longer, cancel := m.gate.afterwards(ctx)
+		defer cancel()
+		if done, state, err = m.explainWhole(longer); done || err != nil {
 			return false, err
 		}
 	}

@@ -561,6 +561,8 @@ type finding struct {
 // explain finds out why a write changed nothing. A row's fence never falls and an ended grant never comes back, so what
 // it finds later was so then.
 func (w *write) explain(ctx context.Context) (Outcome, error) {
+	ctx, cancel := w.gate.afterwards(ctx)
+	defer cancel()
 	if w.kind == "exec" && w.keyColumns == nil {
 		return w.explainWithoutTarget(ctx)
 	}
@@ -737,6 +739,18 @@ func (w *write) refused(ctx context.Context, outcome Outcome, reason string, cur
 	e.Reason, e.Current = reason, current
 	w.gate.refuse(ctx, w, e, key)
 	return outcome, e
+}
+
+// afterwards is a context for finding out why a write changed nothing: it goes on for as long as a refusal may take to be
+// recorded after the caller's has ended, which that often does in just this moment, with the lease that it follows. A refusal
+// must not pass for a failure, nor be missing in the audit, because of that.
+func (g *Gate) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(g.cfg.AuditTimeout, cancel)
+		context.AfterFunc(longer, func() { timer.Stop() })
+	})
+	return longer, func() { stop(); cancel() }
 }
 
 // refuse records a refusal where there is an audit, and lets the lease know of what it did not know.

@@ -89,6 +89,52 @@ func TestStaleWriteEndsASupersededLease(t *testing.T) {
 	require.EqualValues(t, 2, query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
 }
 
+// endsWith ends a context when a statement that begins so has been answered.
+type endsWith struct {
+	prefix string
+	cancel context.CancelFunc
+	sql    string
+}
+
+func (e *endsWith) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	e.sql = data.SQL
+	return ctx
+}
+
+func (e *endsWith) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
+	if strings.HasPrefix(e.sql, e.prefix) {
+		e.cancel()
+	}
+}
+
+// A context that follows the lease ends in the very moment in which a write is refused for it: that it was is found out all
+// the same, and recorded.
+func TestRefusalWhileTheContextEnds(t *testing.T) {
+	b := newBed(t)
+	b.exec(`UPDATE app.orders SET last_fence = 40`)
+	for name, write := range map[string]func(context.Context, *fencedb.Table) error{
+		"UPDATE": func(ctx context.Context, table *fencedb.Table) error {
+			_, err := table.Update(ctx, fencedb.Static("x", 2, "A"), order1, fencedb.Set{"v": "A"})
+			return err
+		},
+		"WITH w AS (DELETE": func(ctx context.Context, table *fencedb.Table) error {
+			_, err := table.Delete(ctx, fencedb.Static("x", 4, "A"), order1)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(context.Background())
+			pool := pgtest.Pool(t, b.cfg, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &endsWith{prefix: name, cancel: cancel} })
+			gate := b.gateOf(fencedb.New(pool, fencedb.Config{}))
+			table, err := gate.Table(ctx, "app.orders")
+			require.NoError(t, err)
+			require.ErrorIs(t, write(ctx, table), fencedb.ErrStale)
+			require.Error(t, ctx.Err())
+		})
+	}
+	require.EqualValues(t, 2, query[int64](b, `SELECT sum(count)::bigint FROM fence.rejection`))
+}
+
 // While the audit is locked, good writes go on at once, and a refused one is returned in the time that it is given; once it
 // comes free what could be kept is recorded, and the rest counted, in the database too. (C39 c)
 func TestLockedAudit(t *testing.T) {
