@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -30,16 +29,11 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		main() // as a process of its own: tests get flags
 	}
+	heedSignals()
 	// What the machine's own environment says must not reach the commands under test.
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "PG") || name == "DATABASE_URL" {
 			_ = os.Unsetenv(name)
-		}
-	}
-	// Nor what nohup, or a shell's &, has us ignore: commands would pass on nothing of it, as they should.
-	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
-		if signal.Ignored(sig) {
-			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}
 	// What runs us as a process of its own need not wait for the second that the race detector grants other goroutines at the end.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -36,6 +37,21 @@ type runProcess struct {
 	said   string // a file
 	ended  chan struct{}
 	groups []int // ended with the test
+}
+
+// heedSignals begins this process anew where it was told to ignore signals, by nohup or a shell's &: what it starts would
+// inherit that, and a command that is born ignoring a signal passes nothing of it on, as it should.
+func heedSignals() {
+	ignored := false
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} { // no Go program is born ignoring others
+		if signal.Ignored(sig) {
+			ignored = true
+			signal.Notify(make(chan os.Signal, 1), sig) // what is handled is back to its default after exec
+		}
+	}
+	if self, err := os.Executable(); ignored && err == nil {
+		panic(syscall.Exec(self, os.Args, os.Environ())) //nolint:gosec // ourselves
+	}
 }
 
 // startRun starts fencecheck run with these arguments, on the given database.
