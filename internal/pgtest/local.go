@@ -347,3 +347,24 @@ func freePort() (int, error) {
 	port := l.Addr().(*net.TCPAddr).Port
 	return port, l.Close()
 }
+
+// Scratch returns what a server needs that somebody else starts: a directory of its user's, who that is (nil: we), and
+// where the programs are. The directory is the caller's to remove.
+func Scratch(ctx context.Context) (dir string, owner *syscall.Credential, bin string, err error) {
+	if bin, err = findBinaries(ctx); err != nil {
+		return "", nil, "", err
+	}
+	if owner, err = serverUser(); err != nil {
+		return "", nil, "", err
+	}
+	if dir, err = newDir(owner); err != nil {
+		return "", nil, "", err
+	}
+	if err = os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", nil, "", err
+	}
+	if owner != nil {
+		err = os.Chown(dir, int(owner.Uid), int(owner.Gid))
+	}
+	return dir, owner, bin, err
+}

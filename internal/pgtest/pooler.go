@@ -59,17 +59,7 @@ func PoolerOfOne(t testing.TB, database, mode string) *pgx.ConnConfig {
 
 func pooler(t testing.TB, database, mode string, size int) *pgx.ConnConfig {
 	t.Helper()
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		program = "/usr/sbin/pgbouncer" // not on everybody's PATH
-		if _, statErr := os.Stat(program); statErr != nil {
-			if os.Getenv("CI") == "" {
-				t.Skip("pgtest: PgBouncer is not installed")
-			}
-			t.Fatalf("pgtest: PgBouncer is not installed: %v", err)
-		}
-	}
-	cfg, err := startPooler(program, Shared(t).TCP(database), mode, size, func(stop func() error) {
+	cfg, err := startPooler(findPooler(t), Shared(t).TCP(database), mode, size, 0, func(stop func() error) {
 		t.Cleanup(func() {
 			if err := stop(); err != nil {
 				t.Errorf("pgtest: %v", err)
@@ -82,7 +72,23 @@ func pooler(t testing.TB, database, mode string, size int) *pgx.ConnConfig {
 	return cfg
 }
 
-func startPooler(program string, server *pgx.ConnConfig, mode string, size int, onStop func(func() error)) (*pgx.ConnConfig, error) {
+func findPooler(t testing.TB) string {
+	t.Helper()
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program = "/usr/sbin/pgbouncer" // not on everybody's PATH
+		if _, statErr := os.Stat(program); statErr != nil {
+			if os.Getenv("CI") == "" {
+				t.Skip("pgtest: PgBouncer is not installed")
+			}
+			t.Fatalf("pgtest: PgBouncer is not installed: %v", err)
+		}
+	}
+	return program
+}
+
+// startPooler starts one, at a port that is free if none is given.
+func startPooler(program string, server *pgx.ConnConfig, mode string, size, port int, onStop func(func() error)) (*pgx.ConnConfig, error) {
 	owner, err := serverUser() // which PgBouncer too refuses to be root
 	if err != nil {
 		return nil, err
@@ -91,9 +97,10 @@ func startPooler(program string, server *pgx.ConnConfig, mode string, size int, 
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
+	if port == 0 {
+		if port, err = freePort(); err != nil {
+			return nil, err
+		}
 	}
 	conf := fmt.Sprintf(poolerConfig, server.Host, server.Port, server.User, server.Password, port, mode, size)
 	cmd := exec.Command("/bin/sh", "-c", poolerSupervisor)
@@ -124,4 +131,61 @@ func startPooler(program string, server *pgx.ConnConfig, mode string, size int, 
 		}
 		time.Sleep(10 * time.Millisecond) // there is no event to wait for
 	}
+}
+
+// RestartablePooler is a PgBouncer that can be ended and started again, at the same address.
+type RestartablePooler struct {
+	program string
+	server  *pgx.ConnConfig
+	mode    string
+	port    int
+	stop    func() error
+}
+
+// Pooler starts a PgBouncer in front of the server, for any of its databases. It is gone when the test ends.
+func (s *Server) Pooler(t testing.TB, mode string) *RestartablePooler {
+	t.Helper()
+	p := &RestartablePooler{program: findPooler(t), server: s.TCP(""), mode: mode}
+	if err := p.start(); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return p
+}
+
+func (p *RestartablePooler) start() error {
+	cfg, err := startPooler(p.program, p.server, p.mode, 40, p.port, func(stop func() error) { p.stop = stop })
+	if err == nil {
+		p.port = int(cfg.Port)
+	}
+	return err
+}
+
+// Config returns how to connect to a database through it.
+func (p *RestartablePooler) Config(database string) *pgx.ConnConfig {
+	cfg := p.server.Copy()
+	cfg.Host, cfg.Port, cfg.Fallbacks, cfg.Database = "127.0.0.1", uint16(p.port), nil, database
+	return cfg
+}
+
+// Restart ends it, its clients' connections with it, and starts it again.
+func (p *RestartablePooler) Restart() error {
+	if err := p.Stop(); err != nil {
+		return err
+	}
+	return p.start()
+}
+
+// Stop ends it. A second call does nothing.
+func (p *RestartablePooler) Stop() error {
+	if p.stop == nil {
+		return nil
+	}
+	stop := p.stop
+	p.stop = nil
+	return stop()
 }
