@@ -1,4 +1,4 @@
-.PHONY: test demo lint ci image build
+.PHONY: test demo lint ci image build proof proof-long
 
 test:
 	go test -race ./...
@@ -17,3 +17,10 @@ image:
 
 ci:
 	bash .ci/run
+
+# docs/proof.md; PROOF='-seed 42' repeats a run
+proof:
+	@go run ./integration/proof $(PROOF)
+
+proof-long:
+	@go run ./integration/proof -long -parts campaign,failover,patroni,hosts,controls $(PROOF)
