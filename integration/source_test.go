@@ -188,6 +188,36 @@ func TestCrash(t *testing.T) {
 	require.Equal(t, next.Fence()+2, b.acquire(client, "z").Fence(), "one jump a start")
 }
 
+// A failover before the first grant has got there: whoever takes over believes that nothing was ever granted. That it is another
+// server than the one that the schema was installed on tells it otherwise.
+func TestFailoverThatLosesEveryGrant(t *testing.T) {
+	ctx := context.Background()
+	b, primary := own(t)
+	standby := primary.Standby(t)
+	waitForReplay(t, b, standby)
+	standbyAdmin, err := pgx.ConnectConfig(ctx, standby.Config(""))
+	require.NoError(t, err)
+	defer func() { _ = standbyAdmin.Close(ctx) }()
+	_, err = standbyAdmin.Exec(ctx, `ALTER SYSTEM SET primary_conninfo = ''`)
+	require.NoError(t, err)
+	_, err = standbyAdmin.Exec(ctx, `SELECT pg_reload_conf()`)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		return query[int](b, `SELECT count(*) FROM pg_stat_replication`) == 0
+	}, 30*time.Second, 10*time.Millisecond)
+	lost := factsOf(b.acquire(b.client(leasedb.Config{TTL: time.Hour}), "x"))
+	require.EqualValues(t, 2, lost.Fence(), "nothing jumps where nothing has happened")
+	primary.Halt(t, "immediate")
+	standby.Promote(t)
+	after := bedOn(t, standby.Config(""))
+	lawful := after.acquire(after.client(leasedb.Config{TTL: time.Hour}), "x")
+	require.Greater(t, lawful.Fence(), lost.Fence())
+	_, err = after.table().Update(ctx, lawful, order1, fencedb.Set{"v": "lawful"})
+	require.NoError(t, err)
+	_, err = after.table().Update(ctx, lost, order1, fencedb.Set{"v": "lost"})
+	require.ErrorIs(t, err, fencedb.ErrStale)
+}
+
 // An asynchronous failover: the new primary has not heard of the last grants, whose holders live on. None of their
 // writes wins over the lawful holders' there, and no fence is granted twice. (F1, F2)
 func TestFailoverThatLosesGrants(t *testing.T) {

@@ -85,6 +85,12 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 -- +goose StatementEnd
 
+-- What this server was when there was nothing to be granted yet: one that takes over and has heard of no grant at all, not even
+-- of the first, which it was promoted too early for, still sees that it is another.
+INSERT INTO fence.epoch (reason, server_started_at, timeline, database_oid, sequence_oid)
+SELECT 'installed', pg_postmaster_start_time(), fence.timeline(), d.oid, 'fence.fence_seq'::regclass::oid
+  FROM pg_database d WHERE d.datname = current_database();
+
 -- fence.jump moves the sequence past every fence that can be out there, and logs a new epoch: the greater of all that is
 -- known here plus 2^20, and the microseconds since 1970. Fences grow more slowly than one a microsecond, so the clock is
 -- ahead of every fence ever lost, also of those that a twin, promoted apart from us, has handed out; a count of epochs
@@ -165,13 +171,17 @@ BEGIN
     END IF;
 
     FOR attempt IN 1..2 LOOP
-        SELECT x.server_started_at = pg_postmaster_start_time() AS same_start,
+        SELECT x.reason, x.server_started_at = pg_postmaster_start_time() AS same_start,
                x.timeline IS NOT DISTINCT FROM v_timeline AS same_timeline,
                x.sequence_oid = 'fence.fence_seq'::regclass::oid AS same_sequence,
                x.database_oid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AS same_database
           INTO e FROM fence.epoch x ORDER BY x.id DESC LIMIT 1;
         v_first := NOT FOUND;
-        IF e.same_start AND e.same_timeline AND e.same_sequence AND e.same_database THEN
+        IF e.reason = 'installed' THEN
+            -- Elsewhere, or later, all that was ever granted may have been lost. Another database of this very server is a
+            -- copy of one that had granted nothing.
+            v_first := e.same_start AND e.same_timeline;
+        ELSIF e.same_start AND e.same_timeline AND e.same_sequence AND e.same_database THEN
             RETURN;
         END IF;
         -- Only one of those who notice jumps; the others look again, once they have waited for it.
@@ -186,6 +196,7 @@ BEGIN
         SELECT max(f.fence) > (SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END FROM fence.fence_seq q)
           INTO v_behind
           FROM (SELECT max(l.fence) AS fence FROM fence.lease l UNION ALL SELECT max(t.fence) FROM fence.term t) f;
+        DELETE FROM fence.epoch x WHERE x.reason = 'installed'; -- which the following takes the place of
         IF v_behind THEN
             PERFORM fence.jump('first grant here, and the sequence is behind the leases');
             RETURN;

@@ -306,7 +306,7 @@ SELECT concat_ws(', ',
            CASE WHEN e.sequence_oid <> 'fence.fence_seq'::regclass THEN 'the sequence was made anew' END,
            CASE WHEN e.database_oid <> (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database()) THEN 'the database is another' END),
        e.timeline IS NULL
-  FROM fence.epoch e ORDER BY e.id DESC LIMIT 1`
+  FROM fence.epoch e WHERE e.reason <> 'installed' ORDER BY e.id DESC LIMIT 1`
 
 func (v *verifier) epoch() error {
 	var changed string
