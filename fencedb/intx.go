@@ -125,7 +125,7 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 		return w.failedUncommitted(err)
 	}
 	defer s.release()
-	if at.state == "held" && !at.entered {
+	if at.state == "held" && (!at.entered || at.remaining == nil) {
 		at.state = "expired" // between one look and the next
 	}
 	if at.state != "held" {

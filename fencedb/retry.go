@@ -3,6 +3,7 @@ package fencedb
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -24,20 +25,37 @@ const (
 //		return table.Update(ctx, lease, key, set)
 //	})
 //
+// An attempt whose answer was lost is not undone by what the next one is told: if that fails, the outcome is still Unknown, with
+// both errors; if it is refused, the refusal's error is an [ErrUnknown] as well, for the first may have been applied before.
+//
 // A repeat that finds its own first attempt is [AlreadyApplied], which is no refusal and not recorded as one. A write
 // inside a transaction cannot be repeated by itself: put the whole transaction, or the call of [Gate.InTx], into write.
 func Retry[T any](ctx context.Context, write func(context.Context) (T, error)) (T, error) {
 	pause := firstPause
+	var doubt error // an earlier attempt's, that may have been applied
+	var doubted T
+	end := func(result T, err error) (T, error) {
+		switch {
+		case doubt == nil, err == nil, errors.Is(err, ErrUnknown):
+			return result, err
+		case errors.Is(err, ErrStale), errors.Is(err, ErrLeaseLost):
+			return result, fmt.Errorf("%w; an earlier attempt may have been applied: %w", err, doubt)
+		}
+		return doubted, fmt.Errorf("%w; a repeat: %w", doubt, err)
+	}
 	for attempt := 1; ; attempt++ {
 		result, err := write(context.WithValue(ctx, attemptKey{}, attempt))
 		if err == nil || !retryable(err) {
-			return result, err
+			return end(result, err)
+		}
+		if errors.Is(err, ErrUnknown) {
+			doubt, doubted = err, result
 		}
 		timer := time.NewTimer(pause/2 + rand.N(pause/2))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return result, err
+			return end(result, err)
 		case <-timer.C:
 		}
 		pause = min(2*pause, lastPause)
