@@ -195,10 +195,13 @@ type process struct {
 	host   *hosts // it has one of its own
 	life   int
 
+	killing sync.Mutex // one end at a time
+
 	mu    sync.Mutex
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	ended chan error
+	ended chan struct{} // closed when it has
+	err   error         // how
 	log   *os.File
 
 	container string // of this life
@@ -226,10 +229,16 @@ func (p *process) start() error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		err := cmd.Wait()
+		p.mu.Lock()
+		p.err = err
+		p.mu.Unlock()
+		close(ended)
+	}()
 	p.cmd, p.ended = cmd, ended
-	return nil
+	return os.WriteFile(filepath.Join(filepath.Dir(p.History), "pids", p.Worker), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
 }
 
 func (p *process) command(o orders) (*exec.Cmd, error) {
@@ -256,6 +265,8 @@ func (p *process) signal(s syscall.Signal) {
 
 // kill ends the process where it stands, and begins its next life.
 func (p *process) kill() error {
+	p.killing.Lock()
+	defer p.killing.Unlock()
 	p.signal(syscall.SIGKILL)
 	<-p.ended
 	_ = p.stdin.Close()
@@ -265,15 +276,18 @@ func (p *process) kill() error {
 
 // stop has the process end what it has begun, and waits for that.
 func (p *process) stop() error {
+	p.killing.Lock()
+	defer p.killing.Unlock()
+	defer func() { _ = os.Remove(filepath.Join(filepath.Dir(p.History), "pids", p.Worker)) }()
 	p.signal(syscall.SIGCONT)
 	p.say(sayStop)
 	select {
-	case err := <-p.ended:
+	case <-p.ended:
 		_ = p.stdin.Close()
 		_ = p.log.Close()
-		if err != nil {
+		if p.err != nil {
 			said, _ := os.ReadFile(p.log.Name())
-			return fmt.Errorf("worker %s.%d: %w\n%s", p.Worker, p.life, err, said)
+			return fmt.Errorf("worker %s.%d: %w\n%s", p.Worker, p.life, p.err, said)
 		}
 		return nil
 	case <-time.After(time.Minute):
@@ -295,6 +309,7 @@ type round struct {
 	workers  []*process
 	pooler   *pgtest.RestartablePooler
 	hosts    *hosts
+	lively   bool // something has to happen in it
 	ttl      time.Duration
 	profile  profile
 	faults   int
@@ -390,10 +405,9 @@ func (r *round) stop() {
 	}
 }
 
-// sleep waits, with nothing to wait for but the time.
-func (r *round) sleep(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-r.t.ctx.Done():
-	}
+// atWork waits until something has been written, since there were so many entries in the log, on the server that there is: a
+// round in which nothing happens proves nothing.
+func (r *round) atWork(since int) {
+	r.t.Helper()
+	r.t.await(r.server, fmt.Sprintf("SELECT count(*) > %d FROM proof.write_log", since), r.name)
 }

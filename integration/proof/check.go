@@ -22,6 +22,7 @@ const (
 	tombstone     = "a deleted row is not brought back by an older holder"
 	durable       = "what was acknowledged is in the database"
 	nothingLeft   = "a refused write leaves nothing"
+	resolved      = "an unknown outcome is resolved by a repeat"
 	onceOnly      = "a write is applied at most once"
 	oneTerm       = "at most one live term for a name"
 	ownLease      = "only the holder renews or releases"
@@ -94,8 +95,6 @@ type logs struct {
 	writes   []*writeRow
 	leases   []*leaseRow
 	refusals []refusalRow
-	losses   int64
-	guards   int64
 	rows     map[string]finalRow // table/row
 }
 
@@ -161,10 +160,6 @@ func readLogs(ctx context.Context, cfg *pgx.ConnConfig) (*logs, error) {
 		return f, err
 	})
 	if err != nil {
-		return nil, err
-	}
-	if err = conn.QueryRow(ctx, `SELECT coalesce(sum(count), 0)::bigint, (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM fence.guard_refused)
-		FROM fence.audit_loss`).Scan(&l.losses, &l.guards); err != nil {
 		return nil, err
 	}
 	for _, table := range tables {
@@ -297,7 +292,7 @@ func likeliest(ops []*op, w *writeRow) *op {
 		if workerOf(o.ID) != w.app || o.Call > w.at {
 			continue
 		}
-		if o.Return != 0 && o.Return < w.at && o.Outcome != unknown {
+		if o.Return != 0 && o.Return < w.at && o.Outcome != unknown && !o.Doubt {
 			continue
 		}
 		if best == nil || outcomeAt(o, w) == applied && outcomeAt(best, w) != applied {
@@ -323,6 +318,8 @@ func (c *checker) checkRows() {
 		row   int
 	}
 	highest, buried, seen := map[key]int64{}, map[key]int64{}, map[string]int64{}
+	now := map[key]*finalRow{} // nil: it is as it was filled, or gone
+	gone := map[key]bool{}
 	for _, w := range c.l.writes {
 		k := key{w.table, w.row}
 		if w.op == "BURY" {
@@ -347,6 +344,14 @@ func (c *checker) checkRows() {
 		case w.seal && w.new <= w.old:
 			c.violated(neverFalls, "%s %d was sealed under %d, below %d", w.table, w.row, w.under, w.old)
 		}
+		was := finalRow{value: "seed"}
+		if now[k] != nil {
+			was = *now[k]
+		}
+		if there := !gone[k]; there == (w.op == "INSERT") || there && (w.oldValue != was.value || w.old != was.fence) {
+			c.violated(unexplained, "%s of %s %d by %s found %q under fence %d, where %q was under %d", w.op, w.table, w.row, w.app, w.oldValue, w.old, was.value, was.fence)
+		}
+		gone[k], now[k] = w.op == "DELETE", &finalRow{w.value, w.new}
 		highest[k] = max(highest[k], from)
 		if w.op != "DELETE" && !w.seal {
 			if first, twice := seen[w.value]; twice {
@@ -356,6 +361,12 @@ func (c *checker) checkRows() {
 		}
 		if w.by != nil && w.by.Kind == "rogue" {
 			c.violated(guarded, "%s %d was written without entering by %s", w.table, w.row, w.by.ID)
+		}
+	}
+	for k, last := range now {
+		final, there := c.l.rows[k.table+"/"+strconv.Itoa(k.row)]
+		if there == gone[k] || there && final != *last {
+			c.violated(unexplained, "%s %d holds %+v, and was left as %+v", k.table, k.row, final, *last)
 		}
 	}
 }
@@ -373,9 +384,17 @@ func (c *checker) checkLeases() {
 				c.violated(risingFences, "%s was granted under fence %d after %d", l.name, l.new, l.old)
 			}
 			// A restart of the server makes no difference: the row says until when.
-			if !l.wasFree && l.old > 0 && l.oldEnds > l.granted {
+			if !l.wasFree && l.old > 0 && (l.oldEnds > l.granted || l.oldEnds > l.at) {
 				c.violated(oneTerm, "%s was granted under fence %d to %s %v before the term of %d had ended", l.name, l.new, l.app,
-					time.Duration(l.oldEnds-l.granted), l.old)
+					time.Duration(l.oldEnds-min(l.granted, l.at)), l.old)
+			}
+			if l.granted > l.at {
+				c.violated(oneTerm, "%s was granted under fence %d as of %v later", l.name, l.new, time.Duration(l.granted-l.at))
+			}
+			if !slices.ContainsFunc(c.h.ops, func(o *op) bool {
+				return o.Kind == "acquire" && o.Name == l.name && workerOf(o.ID) == l.app && o.Call <= l.at
+			}) {
+				c.violated(unexplained, "%s was granted under fence %d to %s, which has not asked for it", l.name, l.new, l.app)
 			}
 			grants[l.new] = l
 			newest[l.name] = l
@@ -393,7 +412,8 @@ func (c *checker) checkLeases() {
 			}
 			c.violated(ownLease, "%s, granted under fence %d to %s, was %s by %s", l.name, l.new, g.app, what, l.app)
 		}
-		if !l.released && (l.wasFree || l.oldEnds <= l.at-int64(patience)) {
+		// What it is extended to is the clock's time plus the TTL of the grant.
+		if !l.released && (l.wasFree || l.oldEnds <= l.ends-(g.ends-g.granted)) {
 			c.violated(oneTerm, "%s was renewed under fence %d although it was over", l.name, l.new)
 		}
 	}
@@ -459,6 +479,9 @@ func (c *checker) checkAcknowledged() {
 				c.violated(durable, "%s was told that fence %d of %s was released, and it was not", o.ID, o.Fence, o.Name)
 			}
 		case o.Kind == "renew":
+			if !c.tail && !renewedIn(c.l, o) && !c.excused(func(l *logs) bool { return renewedIn(l, o) }) {
+				c.violated(durable, "%s was told that fence %d of %s was renewed, and it was not", o.ID, o.Fence, o.Name)
+			}
 			// A confirmed renewal was made while the grant was the newest.
 			for _, l := range c.l.leases {
 				if l.grant() && l.name == o.Name && l.new > o.Fence && l.commit < o.Call && l.commit > c.after {
@@ -468,6 +491,13 @@ func (c *checker) checkAcknowledged() {
 			}
 		}
 	}
+}
+
+// renewedIn looks for a renewal at the time at which it was asked for.
+func renewedIn(l *logs, o *op) bool {
+	return slices.ContainsFunc(l.leases, func(r *leaseRow) bool {
+		return !r.grant() && !r.released && r.new == o.Fence && r.name == o.Name && r.at > o.Call-int64(time.Millisecond) && r.at < o.Return+int64(time.Millisecond)
+	})
 }
 
 // excused says that what was acknowledged may be gone: by the loss of what was not replicated.
@@ -490,6 +520,10 @@ func (c *checker) checkLive() {
 		list := grants[w.by.Name]
 		if !slices.ContainsFunc(list, func(g *leaseRow) bool { return g.new == w.under }) {
 			c.violated(liveInTime, "%s of %s %d by %s was committed under fence %d, which %s does not have here", w.op, w.table, w.row, w.by.ID, w.under, w.by.Name)
+		}
+		if ends := c.endsAt(w.by.Name, w.under, w.seq); ends != 0 && ends < w.by.Call && !w.by.Doubt {
+			c.violated(liveInTime, "%s of %s %d under fence %d by %s was asked for %v after its lease had ended", w.op, w.table, w.row, w.under, w.by.ID,
+				time.Duration(w.by.Call-ends))
 		}
 		for _, g := range list {
 			if g.new > w.under && (g.seq < w.seq || g.commit < w.commit) {
@@ -579,12 +613,15 @@ func (c *checker) checkOutcomes() {
 		wrote[write{w.table, w.row, w.under}] = true
 	}
 	for _, o := range c.h.ops {
+		if o.Outcome == unknown && o.repeatable() && c.h.ends[workerOf(o.ID)].Clean {
+			c.violated(resolved, "what became of %s, a %s under fence %d, is not known in the end", o.ID, o.Kind, o.Fence)
+		}
 		for _, s := range o.Steps {
 			w := did[place{o, s.Table, s.Row}]
-			if s.Outcome == already && o.Outcome != unknown && len(c.before) == 0 && !c.tail && !wrote[write{s.Table, s.Row, o.Fence}] {
+			if s.Outcome == already && o.Outcome != unknown && len(c.before) == 0 && !c.tail && (!wrote[write{s.Table, s.Row, o.Fence}] || o.Request && s.Kind != "delete" && w == nil) { // a row that this grant has deleted is gone, whoever asks
 				c.violated(durable, "%s was told that its %s of %s %d under fence %d had been applied already, and nothing was", o.ID, s.Kind, s.Table, s.Row, o.Fence)
 			}
-			settled := o.Return != 0 && !o.Doubt && o.Outcome != unknown
+			settled := o.Return != 0 && (!o.Doubt || s.Outcome == applied) && o.Outcome != unknown
 			effective := s.Outcome == applied && (o.Outcome == applied || o.Kind == "many")
 			switch {
 			case effective && settled && w == nil:
@@ -625,15 +662,22 @@ func (c *checker) checkAudit() {
 			c.violated(lawful, "the holder of %s under fence %d was refused %s %s: %s", f.lease, f.fence, f.table, f.key, f.reason)
 		}
 	}
-	told, clean := map[kind]int64{}, map[kind]bool{}
-	manyRows := map[string]bool{}
-	var losses int64
+	told, all, clean := map[kind]int64{}, map[kind]int64{}, map[kind]bool{}
+	manyRows, more := map[string]bool{}, map[string]bool{}
+	for _, o := range c.h.ops {
+		if o.Return == 0 || o.Doubt || o.Outcome == unknown || o.Outcome == failed {
+			more[o.Name+strconv.FormatInt(o.Fence, 10)] = true
+		}
+	}
 	for _, o := range c.h.ops {
 		if o.Return == 0 || o.Call < c.after {
 			continue // of one that was lost with the server nobody knows
 		}
 		for i, s := range o.Steps {
 			if s.Reason == "" {
+				if s.Outcome == stale {
+					c.violated(audited, "%s was refused %s %d as stale, for no reason that the audit knows", o.ID, s.Table, s.Row)
+				}
 				continue
 			}
 			k := kind{s.Table, strconv.Itoa(s.Row), o.Name, o.Fence, s.Reason}
@@ -646,8 +690,8 @@ func (c *checker) checkAudit() {
 				}
 				manyRows[o.ID] = true
 			}
-			if s.Lost {
-				losses++
+			all[k]++
+			if s.Lost { // as far as the gate knew then: it may have gone on trying
 				continue
 			}
 			told[k]++
@@ -656,16 +700,27 @@ func (c *checker) checkAudit() {
 			}
 		}
 	}
+	for k, n := range recorded {
+		// Of one that was killed, or of an op whose answer was lost, more may be there than anybody was told.
+		if all[k] < n && !more[k.lease+strconv.FormatInt(k.fence, 10)] && k.key != "(other keys)" && c.after == 0 {
+			c.violated(audited, "%d refusals of %s %s under fence %d of %s (%s) are in the audit, and %d were made", n, k.table, k.key, k.fence, k.lease, k.reason, all[k])
+		}
+	}
 	for k, n := range told {
 		switch {
+		case recorded[k] == 0 && clean[k] && c.after != 0:
+			// Repeats of one that was on record before the failover, by a worker that was killed before they were written.
 		case recorded[k] == 0:
 			c.violated(audited, "%d refusals of %s %s under fence %d of %s (%s) are not in the audit", n, k.table, k.key, k.fence, k.lease, k.reason)
 		case recorded[k] < n && !clean[k]:
 			c.violated(audited, "%d refusals of %s %s under fence %d of %s (%s) are in the audit as %d", n, k.table, k.key, k.fence, k.lease, k.reason, recorded[k])
 		}
 	}
-	// What could not be recorded was counted, by the worker that was told so.
-	var counted int64
+	// What is not in it was counted, by the worker that was told so.
+	var missing, counted int64
+	for k, n := range all {
+		missing += max(0, n-recorded[k])
+	}
 	complete := true
 	for _, o := range c.h.ops {
 		end, ended := c.h.ends[workerOf(o.ID)]
@@ -674,8 +729,8 @@ func (c *checker) checkAudit() {
 	for _, end := range c.h.ends {
 		counted += end.Unrecorded
 	}
-	if complete && counted < losses {
-		c.violated(audited, "%d refusals could not be recorded, and %d were counted", losses, counted)
+	if complete && missing > counted {
+		c.violated(audited, "%d refusals are not in the audit, and %d were counted", missing, counted)
 	}
 }
 

@@ -68,12 +68,17 @@ var controls = []control{
 		name: "lease read by EXISTS", what: "a live write looks at the lease in its own snapshot, and locks nothing", caught: liveInTime,
 		source: []edit{{"write.go", "return \"fence.live_entered(\" + w.grantArgs(s) + \")\"",
 			"return \"EXISTS (SELECT 1 FROM fence.lease l WHERE (l.name, l.token, l.fence) = (\" + w.grantArgs(s) + \") AND l.released_at IS NULL AND l.expires_at > pg_catalog.clock_timestamp())\""}},
-		profile: faultsOf(map[string]int{"row lock": 10, "pause": 2}, only("update"), live, one),
+		profile: faultsOf(map[string]int{"row lock": 6, "pause": 4}, only("update"), live, one),
 	},
 	{
 		name: "lease not locked", what: "fence.live reads the lease without FOR KEY SHARE", caught: liveInTime,
 		functions: []edit{{"live", "FOR KEY SHARE", ""}},
-		profile:   faultsOf(map[string]int{"row lock": 10, "pause": 2}, only("update"), live, one),
+		profile:   faultsOf(map[string]int{"row lock": 6, "pause": 4}, only("update"), live, one),
+	},
+	{
+		name: "expiry not asked", what: "fence.live does not ask whether the lease has expired", caught: liveInTime,
+		functions: []edit{{"live", "RETURN coalesce(v_expires_at > clock_timestamp(), false);", "RETURN v_expires_at IS NOT NULL;"}},
+		profile:   only("update"),
 	},
 	{
 		name: "now() for clock_timestamp()", what: "grants and live writes take the time at which their transaction began", caught: clockLate,
@@ -159,7 +164,7 @@ var controls = []control{
 // troubled is the profile that controls start from: short terms, stubborn holders, and what makes them late.
 func troubled() profile {
 	return profile{
-		Workers: 5, Names: 6, Length: 3 * time.Second, TTL: 250 * time.Millisecond, Stubs: 0.9, Zombies: 0.6, Live: 0.3, Linger: 0.15, Pace: 100 * time.Millisecond,
+		Workers: 5, Names: 6, Length: 2500 * time.Millisecond, TTL: 250 * time.Millisecond, Stubs: 0.9, Zombies: 0.6, Live: 0.3, Linger: 0.15, Pace: 100 * time.Millisecond,
 		Faults: map[string]int{"pause": 4, "clock": 3, "lease lock": 2, "row lock": 2, "terminate": 1},
 	}
 }
@@ -171,6 +176,14 @@ func (r *run) controls(s settings, binary string, out *result) {
 	r.Helper()
 	r.scope(func(r *run) {
 		b := newBed(r)
+		// What is not broken passes the same.
+		for i, p := range []profile{troubled(), func() profile { p := troubled(); live(&p); one(&p); return p }()} {
+			round := b.round(fmt.Sprintf("unbroken_%d", i), s.seed, binary, p)
+			round.lively = true
+			c := round.play()
+			out.Violations += round.judge(c, true)
+			r.say("nothing broken: %d writes, of which %d were applied, %d violations", c.h.attempted(), len(c.l.writes), len(c.found))
+		}
 		for i, c := range controls {
 			if !strings.Contains(c.name, s.controls) || r.ctx.Err() != nil {
 				continue

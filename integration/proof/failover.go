@@ -6,8 +6,11 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,19 +37,20 @@ type ended struct {
 func (r *run) failovers(s settings, binary string, out *result) {
 	r.Helper()
 	for i, k := range []kind{asynchronous, synchronous, pointInTime} {
-		if r.ctx.Err() != nil {
-			return
+		if r.ctx.Err() != nil || !strings.Contains(string(k), s.kind) {
+			continue
 		}
 		p := troubled()
 		p.TTL, p.Zombies, p.Stubs, p.Pace = 400*time.Millisecond, 0.3, 0.5, 300*time.Millisecond
 		p.Faults = map[string]int{"pause": 4, "kill": 2, "lost replies": 4, "terminate": 2, "lease lock": 3}
 		e := r.failover(k, fmt.Sprintf("failover_%d", i), s.seed+uint64(i), binary, p, nil)
-		for _, v := range e.found {
-			r.say("VIOLATED: %s: %s", v.invariant, v.what)
-		}
+		e.report(r, filepath.Join(r.dir, fmt.Sprintf("failover_%d", i)))
 		out.Writes += e.writes
 		out.Faults += e.faults
 		out.Violations += len(e.found)
+	}
+	if s.kind != "" {
+		return
 	}
 	r.scope(func(r *run) {
 		b := newBed(r)
@@ -57,9 +61,7 @@ func (r *run) failovers(s settings, binary string, out *result) {
 		c := round.play()
 		c.tail = true
 		c.check() // not against the model, which knows of no loss
-		for _, v := range c.found {
-			r.say("VIOLATED: %s: %s", v.invariant, v.what)
-		}
+		c.report(r, round.dir)
 		out.Writes += c.h.attempted()
 		out.Faults += round.faults
 		out.Violations += len(c.found)
@@ -85,7 +87,7 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 		// Whoever is to take over gets there before the work begins.
 		var standby *pgtest.Server
 		var replication *link
-		var archive string
+		var archive, segment string
 		switch k {
 		case pointInTime:
 			archive = primary.Archive(r)
@@ -110,11 +112,12 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 		}
 
 		round.start()
+		round.atWork(0)
 		round.troubleFor(p.Length / 2)
 		// From here on the one that takes over learns nothing more, and the work goes on for a while.
 		switch k {
 		case pointInTime:
-			r.must(execOn(r.ctx, primary.Config(""), "SELECT pg_create_restore_point('then')"))
+			r.must(queryRow(r.ctx, primary.Config(""), "SELECT pg_walfile_name(pg_create_restore_point('then'))", &segment))
 		default:
 			r.must(replication.toxic("timeout", "downstream", `"timeout":0`))
 			r.must(replication.toxic("timeout", "upstream", `"timeout":0`))
@@ -129,11 +132,9 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 		}
 		if k == pointInTime {
 			r.must(execOn(r.ctx, primary.Config(""), "SELECT pg_switch_wal()"))
-			r.await(primary, "SELECT last_archived_wal >= pg_walfile_name(pg_switch_wal()) OR archived_count > 0 FROM pg_stat_archiver")
-			primary.Halt(r, "fast") // which archives what is left
-		} else {
-			primary.Halt(r, "immediate")
+			r.await(primary, "SELECT last_archived_wal >= '"+segment+"' FROM pg_stat_archiver")
 		}
+		r.killServer(primary)
 		after := time.Now().UnixNano()
 		if k == pointInTime {
 			standby.Recover(r, archive, "then")
@@ -145,9 +146,12 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 			r.must(w.link.aim(addressOf(standby.TCP(name))))
 		}
 		round.server = standby
+		var known int
+		r.must(queryRow(r.ctx, standby.Config(name), "SELECT count(*) FROM proof.write_log", &known))
 		round.faults++
 		round.kinds[string(k)]++
 		round.troubleFor(p.Length / 2)
+		round.atWork(known)
 		round.stop()
 
 		// The one that is gone is started once more, for nobody but us to read what it knew.
@@ -163,7 +167,7 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 		c.found = append(c.found, before.found...)
 		c.checkLoss(r, primary, standby, name, began, k)
 		if broken == nil {
-			c.linear(round.dir, 10*time.Second)
+			c.linear(round.dir, time.Minute)
 		}
 		e = ended{c, c.h.attempted(), round.faults}
 		lost := 0
@@ -181,20 +185,21 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 // followed says which server was there before, and until when at least it was. Its last transactions may have ended, and have
 // been replicated, a little later: processes of a server outlive its being killed.
 func (c *checker) followed(old *logs, after int64) {
-	known := map[int64]bool{}
+	type entry struct{ seq, xid, at int64 } // the first two are handed out again
+	known := map[entry]bool{}
 	for _, l := range old.leases {
-		known[l.seq<<20^l.xid] = true
+		known[entry{l.seq, l.xid, l.at}] = true
 	}
 	for _, w := range old.writes {
-		known[w.seq<<20^w.xid] = true
+		known[entry{w.seq, w.xid, w.at}] = true
 	}
 	for _, l := range c.l.leases {
-		if known[l.seq<<20^l.xid] {
+		if known[entry{l.seq, l.xid, l.at}] {
 			after = max(after, l.commit)
 		}
 	}
 	for _, w := range c.l.writes {
-		if known[w.seq<<20^w.xid] {
+		if known[entry{w.seq, w.xid, w.at}] {
 			after = max(after, w.commit)
 		}
 	}
@@ -311,4 +316,41 @@ func (r *run) await(server *pgtest.Server, sql string, database ...string) {
 			r.Fatalf("not within a minute: %s (%v)", sql, err)
 		}
 	}
+}
+
+// killServer ends a server as the loss of its machine would: all of it at once.
+func (r *run) killServer(server *pgtest.Server) {
+	r.Helper()
+	conn, err := pgx.ConnectConfig(r.ctx, server.Config(""))
+	r.must(err)
+	defer func() { _ = conn.Close(r.ctx) }()
+	rows, err := conn.Query(r.ctx, "SELECT split_part(pg_read_file('postmaster.pid'), chr(10), 1)::int, 0 UNION SELECT pid, 1 FROM pg_stat_activity ORDER BY 2")
+	r.must(err)
+	var pids []int
+	var pid, order int
+	_, err = pgx.ForEachRow(rows, []any{&pid, &order}, func() error { pids = append(pids, pid); return nil })
+	r.must(err)
+	for _, pid := range pids { // the one first that would start others
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	for _, pid := range pids {
+		for began := time.Now(); isAlive(pid); time.Sleep(5 * time.Millisecond) { // they are not ours to wait for
+			if time.Since(began) > time.Minute {
+				r.Fatalf("process %d of the server outlives SIGKILL", pid)
+			}
+		}
+	}
+}
+
+// isAlive says whether there is such a process, and it is not just waiting to be buried.
+func isAlive(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
 }

@@ -62,6 +62,8 @@ const (
 	suppressed = "suppressed"
 	failed     = "failed"
 	exists     = "exists"
+	another    = "written by another write of this grant"
+	refused    = "refused"
 	unknown    = "unknown"
 )
 

@@ -41,7 +41,13 @@ func (r *run) hosts(s settings, binary string, out *result) {
 		r.must(os.Chmod(r.dir, 0o711))
 		h := &hosts{run: r, image: image, id: fmt.Sprintf("writegate-proof-%d", os.Getpid())}
 		h.docker("network", "create", h.id)
-		r.Cleanup(func() { h.docker("network", "rm", h.id) })
+		r.Cleanup(func() {
+			left, _ := exec.Command("docker", "ps", "-aq", "--filter", "name="+h.id).Output()
+			for _, container := range strings.Fields(string(left)) {
+				h.try("rm", "-f", "-v", container)
+			}
+			h.try("network", "rm", h.id)
+		})
 		port := h.freePort()
 		h.container("db", "-p", "127.0.0.1:"+port+":5432", "-e", "POSTGRES_PASSWORD=proof", image, "postgres",
 			"-c", "track_commit_timestamp=on", "-c", "fsync=off", "-c", "max_connections=200")
@@ -78,6 +84,7 @@ func (r *run) hosts(s settings, binary string, out *result) {
 			round.workers = append(round.workers, w)
 			r.must(w.start())
 		}
+		round.atWork(0)
 		round.troubleFor(p.Length)
 		round.stop()
 		c := round.checker()
@@ -175,6 +182,7 @@ func init() {
 	}
 	again := func(h *hosts, name string, _ func()) {
 		h.try("kill", name)
+		h.try("unpause", name) // which somebody else may just have paused
 		h.docker("start", name)
 	}
 	faults["host paused"] = worker(pause)
@@ -184,6 +192,8 @@ func init() {
 		h.try("network", "connect", h.id, name)
 	})
 	faults["host killed"] = func(r *round, _ context.Context, p *process, _ *rand.Rand) error {
+		p.killing.Lock()
+		defer p.killing.Unlock()
 		p.mu.Lock()
 		name, ended := p.container, p.ended
 		p.mu.Unlock()

@@ -43,7 +43,7 @@ type fatal struct{ what string }
 func (r *run) Helper()                      {}
 func (r *run) Cleanup(f func())             { r.cleanups = append(r.cleanups, f) }
 func (r *run) Errorf(f string, args ...any) { r.say("error: "+f, args...) }
-func (r *run) Fatalf(f string, args ...any) { panic(fatal{fmt.Sprintf(f, args...)}) }
+func (r *run) Fatalf(f string, args ...any) { panic(fatal{where() + fmt.Sprintf(f, args...)}) }
 func (r *run) Skipf(f string, args ...any)  { panic(fatal{fmt.Sprintf(f, args...)}) }
 func (r *run) Skip(args ...any)             { panic(fatal{fmt.Sprint(args...)}) }
 func (r *run) say(f string, args ...any)    { fmt.Fprintf(os.Stderr, f+"\n", args...) }
@@ -52,6 +52,19 @@ func (r *run) must(err error) {
 	if err != nil {
 		_, file, line, _ := runtime.Caller(1)
 		panic(fatal{fmt.Sprintf("%s:%d: %v", filepath.Base(file), line, err)})
+	}
+}
+
+// where says which line of ours has come to its end, perhaps in a package below.
+func where() string {
+	for skip := 2; ; skip++ {
+		_, file, line, ok := runtime.Caller(skip)
+		switch {
+		case !ok:
+			return ""
+		case filepath.Base(filepath.Dir(file)) == "proof":
+			return fmt.Sprintf("%s:%d: ", filepath.Base(file), line)
+		}
 	}
 }
 
@@ -88,6 +101,7 @@ type settings struct {
 	faults   int
 	controls string
 	parts    string
+	kind     string
 	keep     string
 }
 
@@ -110,6 +124,7 @@ func main() {
 	flag.IntVar(&s.faults, "faults", 1_000, "of a long run")
 	flag.StringVar(&s.controls, "controls", "", "only controls whose name contains this")
 	flag.StringVar(&s.parts, "parts", "campaign,failover,controls", "what to do")
+	flag.StringVar(&s.kind, "failover", "", "only the kind of failover whose name contains this")
 	flag.StringVar(&s.keep, "keep", "", "directory for histories of what was violated; default: a temporary one")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -125,10 +140,53 @@ func main() {
 	}
 }
 
+// check finds out before anything is done what cannot be done.
+func (s settings) check() error {
+	known := []string{"campaign", "failover", "patroni", "hosts", "controls"}
+	needs := map[string][]string{"campaign": {"pgbouncer"}, "patroni": {"patroni", "etcd"}, "hosts": {"docker"}}
+	for _, part := range strings.Split(s.parts, ",") {
+		if !slices.Contains(known, part) {
+			return fmt.Errorf("part %q: want some of %s", part, strings.Join(known, ","))
+		}
+		for _, program := range needs[part] {
+			if _, err := exec.LookPath(program); err != nil && !(program == "pgbouncer" && isThere("/usr/sbin/pgbouncer")) {
+				return fmt.Errorf("part %q needs %s, which is not installed (in Debian: packages pgbouncer, docker.io, patroni, etcd-server)", part, program)
+			}
+		}
+	}
+	if !slices.ContainsFunc(controls, func(c control) bool { return strings.Contains(c.name, s.controls) }) {
+		return fmt.Errorf("no control has %q in its name", s.controls)
+	}
+	return nil
+}
+
+func isThere(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// undertake ends workers that outlive us, which those do that were stopped when we were killed.
+func (r *run) undertake() {
+	r.Helper()
+	r.must(os.MkdirAll(filepath.Join(r.dir, "pids"), 0o700))
+	cmd := exec.Command("/bin/sh", "-c", `cat >/dev/null; for f in "$0"/pids/*; do [ -e "$f" ] && kill -KILL "$(cat "$f")" 2>/dev/null; done`, r.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdin, err := cmd.StdinPipe()
+	r.must(err)
+	r.must(cmd.Start())
+	r.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+}
+
 func prove(ctx context.Context, s settings) (out result, err error) {
 	began := time.Now()
 	out.Seed = s.seed
 	r := &run{ctx: ctx}
+	if err := s.check(); err != nil {
+		return out, err
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			f, ok := p.(fatal)
@@ -140,14 +198,18 @@ func prove(ctx context.Context, s settings) (out result, err error) {
 		out.Seconds = float64(time.Since(began).Round(100*time.Millisecond)) / 1e9
 	}()
 	defer r.end()
+	temporary := ""
 	if r.dir = s.keep; r.dir == "" {
 		if r.dir, err = os.MkdirTemp("", "writegate-proof-"); err != nil {
 			return out, err
 		}
+		temporary = r.dir
 	} else if err = os.MkdirAll(r.dir, 0o700); err != nil {
 		return out, err
 	}
 	r.dir = filepath.Join(r.dir, fmt.Sprint(s.seed))
+	r.must(os.MkdirAll(r.dir, 0o700))
+	r.undertake()
 	r.say("seed %d", s.seed)
 	binary := r.build("worker", nil)
 	if strings.Contains(s.parts, "campaign") {
@@ -166,7 +228,7 @@ func prove(ctx context.Context, s settings) (out result, err error) {
 		r.controls(s, binary, &out)
 	}
 	if s.keep == "" && out.Violations == 0 && out.Caught == out.Controls {
-		_ = os.RemoveAll(r.dir)
+		r.Cleanup(func() { _ = os.RemoveAll(temporary) })
 	}
 	return out, ctx.Err()
 }
@@ -202,7 +264,7 @@ func (r *run) module() string {
 // everything is the profile of the campaign itself.
 func everything() profile {
 	return profile{
-		Workers: 6, Names: 6, Length: 12 * time.Second, TTL: 400 * time.Millisecond, Pooler: true, Stubs: 0.5, Zombies: 0.3, Live: 0.5, Linger: 0.15, Pace: 300 * time.Millisecond,
+		Workers: 6, Names: 6, Length: 10 * time.Second, TTL: 400 * time.Millisecond, Pooler: true, Stubs: 0.5, Zombies: 0.3, Live: 0.5, Linger: 0.15, Pace: 300 * time.Millisecond,
 		Faults: map[string]int{
 			"pause": 6, "kill": 4, "reset": 5, "half-open": 4, "lost replies": 8, "latency": 4, "clock": 6, "crash": 2, "terminate": 6,
 			"lease lock": 6, "row lock": 4, "pooler": 2,
@@ -226,6 +288,7 @@ func (r *run) campaign(s settings, binary string, out *result) {
 				}
 				seed := s.seed + uint64(i)
 				round := b.round(fmt.Sprintf("round_%d", i), seed, binary, p)
+				round.lively = true
 				c := round.play()
 				i++
 				out.Writes += c.h.attempted()
@@ -255,6 +318,9 @@ func (r *round) play() *checker {
 	defer cancel()
 	r.trouble(ctx)
 	<-ctx.Done()
+	if r.lively {
+		r.atWork(0)
+	}
 	began = time.Now()
 	r.stop()
 	r.took("stopping", began)
@@ -281,19 +347,36 @@ func (r *round) checker() *checker {
 }
 
 // judge checks, says what is wrong, and returns how much that is.
+// report says what was violated, and keeps what the database said beside the histories.
+func (c *checker) report(r *run, dir string) {
+	for i, v := range c.found {
+		if i == 10 {
+			r.say("… and %d more", len(c.found)-i)
+			break
+		}
+		r.say("VIOLATED: %s: %s", v.invariant, v.what)
+	}
+	if len(c.found) == 0 {
+		return
+	}
+	var text strings.Builder
+	for _, w := range c.l.writes {
+		fmt.Fprintf(&text, "%+v\n", *w)
+	}
+	for _, l := range c.l.leases {
+		fmt.Fprintf(&text, "%+v\n", *l)
+	}
+	_ = os.WriteFile(filepath.Join(dir, "database"), []byte(text.String()), 0o600)
+	r.say("what was recorded is in %s", dir)
+}
+
 func (r *round) judge(c *checker, aloud bool) int {
 	c.check()
 	began := time.Now()
-	c.linear(r.dir, 10*time.Second)
+	c.linear(r.dir, time.Minute)
 	r.took("linearizability", began)
 	if aloud {
-		for i, v := range c.found {
-			if i == 10 {
-				r.t.say("… and %d more in %s", len(c.found)-i, r.dir)
-				break
-			}
-			r.t.say("VIOLATED: %s: %s", v.invariant, v.what)
-		}
+		c.report(r.t, r.dir)
 	}
 	return len(c.found)
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -195,11 +196,21 @@ func (r *round) trouble(ctx context.Context) {
 				down.Lock()
 				defer down.Unlock()
 			}
-			if err := faults[name](r, ctx, p, rng); err != nil {
+			if err := try(func() error { return faults[name](r, ctx, p, rng) }); err != nil && r.t.ctx.Err() == nil {
 				r.mu.Lock()
 				defer r.mu.Unlock()
 				r.problems = append(r.problems, fmt.Sprintf("fault %q: %v", name, err))
 			}
 		})
 	}
+}
+
+// try turns what would end a run into an error.
+func try(what func() error) (err error) {
+	defer func() {
+		if f, ok := recover().(fatal); ok {
+			err = errors.New(f.what)
+		}
+	}()
+	return what()
 }

@@ -25,11 +25,6 @@ func (r *run) patroni(s settings, binary string, out *result) {
 	if r.ctx.Err() != nil {
 		return
 	}
-	for _, program := range []string{"patroni", "etcd"} {
-		if _, err := exec.LookPath(program); err != nil {
-			r.Fatalf("%s is not installed; Debian has packages patroni and etcd-server", program)
-		}
-	}
 	r.scope(func(r *run) {
 		k := newKeeper(r)
 		k.member("etcd", "etcd", "--data-dir", filepath.Join(k.dir, "etcd"), "--listen-client-urls", k.url("etcd"), "--advertise-client-urls", k.url("etcd"),
@@ -54,6 +49,7 @@ func (r *run) patroni(s settings, binary string, out *result) {
 		r.must(err)
 		r.await(standby, "SELECT count(*) = 1 FROM pg_database WHERE datname = '"+round.name+"'") // it is copied, and takes its time
 		round.start()
+		round.atWork(0)
 		round.troubleFor(3 * time.Second)
 
 		k.kill(leader)
@@ -66,9 +62,12 @@ func (r *run) patroni(s settings, binary string, out *result) {
 			r.must(w.link.aim(addressOf(server.TCP(""))))
 		}
 		round.server = server
+		var known int
+		r.must(queryRow(r.ctx, server.Config(round.name), "SELECT count(*) FROM proof.write_log", &known))
 		round.faults++
 		round.kinds["leader killed"]++
 		round.troubleFor(3 * time.Second)
+		round.atWork(known)
 		round.stop()
 
 		old := k.resurrect(leader)

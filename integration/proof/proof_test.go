@@ -163,6 +163,9 @@ func TestEachInvariantIsWatched(t *testing.T) {
 		nothingLeft: func(s *scene, _ *checker) {
 			s.h.ops[len(s.h.ops)-1].Outcome, s.h.ops[len(s.h.ops)-1].Steps[0].Outcome = failed, failed
 		},
+		resolved: func(s *scene, _ *checker) {
+			s.h.ops[len(s.h.ops)-1].Outcome, s.h.ops[len(s.h.ops)-1].Steps[0].Outcome = unknown, unknown
+		},
 		onceOnly: func(s *scene, _ *checker) {
 			again := *s.l.writes[0]
 			again.seq = 1000

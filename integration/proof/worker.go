@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/writegate/writegate/fencedb"
+	"github.com/writegate/writegate/internal/pgerr"
 	"github.com/writegate/writegate/leasedb"
 )
 
@@ -203,6 +205,8 @@ type lane struct {
 	*worker
 	rng     *rand.Rand
 	zombies []grant // leases that are nobody's any more, or soon will be
+
+	unsettled []unsettled
 }
 
 // grant is a lease as the gate sees it. A stubborn one passes every check of its own, as would that of a process which was
@@ -238,6 +242,7 @@ func (l *lane) newOp(kind, name string, fence int64) *op {
 func nameOf(i int) string { return "name-" + strconv.Itoa(i) }
 
 func (l *lane) run(ctx context.Context) {
+	defer l.settle()
 	for ctx.Err() == nil {
 		if len(l.zombies) > 0 && l.chance(0.3) {
 			g := l.zombies[l.rng.IntN(len(l.zombies))]
@@ -421,22 +426,57 @@ func (l *lane) write(ctx context.Context, g grant, stubs float64) {
 		lease = stubborn{g.Lease}
 	}
 	l.rec.call(o)
-	began := time.Now()
-	for attempt := 0; ; attempt++ {
-		ctx, cancel := context.WithTimeout(ctx, patience)
-		again := l.send(ctx, o, lease)
-		cancel()
-		if o.Outcome != unknown {
-			break
-		}
-		// A repeat is safe under rule once and for a request; and only for so long is it of use.
-		if !again || time.Since(began) > 3*patience {
-			break
-		}
-		o.Doubt = true
-		time.Sleep(time.Duration(1+l.rng.IntN(50)) * time.Millisecond)
+	if l.until(ctx, o, lease, 3*patience); o.Outcome == unknown && o.repeatable() {
+		l.unsettled = append(l.unsettled, unsettled{o, lease})
 	}
 	l.rec.done(o)
+}
+
+// until repeats a write for as long as its outcome is unknown, where a repeat is safe, and it is of use.
+func (l *lane) until(ctx context.Context, o *op, lease fencedb.Lease, limit time.Duration) {
+	for began := time.Now(); ; {
+		sending, cancel := context.WithTimeout(ctx, patience)
+		l.send(sending, o, lease)
+		cancel()
+		if o.Doubt && o.Outcome == failed { // which says nothing of the attempt before
+			o.Outcome = unknown
+		}
+		if o.Outcome != unknown || !o.repeatable() || time.Since(began) > limit || ctx.Err() != nil {
+			return
+		}
+		o.Doubt = true
+		if own, ok := lease.(*leasedb.Lease); ok { // which would not send a repeat once its lease is over
+			lease = stubborn{own}
+		}
+		time.Sleep(time.Duration(1+l.rng.IntN(50)) * time.Millisecond)
+	}
+}
+
+// unsettled is a write of which nobody has said yet what became of it.
+type unsettled struct {
+	o     *op
+	lease fencedb.Lease
+}
+
+// settle finds that out at the end, when nothing is in the way any more.
+func (l *lane) settle() {
+	for _, u := range l.unsettled {
+		u.o.Doubt = true
+		if own, ok := u.lease.(*leasedb.Lease); ok {
+			u.lease = stubborn{own}
+		}
+		l.until(context.Background(), u.o, u.lease, 10*patience)
+		l.rec.done(u.o)
+	}
+}
+
+// repeatable says that a repeat cannot be applied twice.
+func (o *op) repeatable() bool {
+	switch o.Kind {
+	case "tx", "intx", "enter", "rogue":
+		return false
+	}
+	return o.Rule == string(fencedb.Once) || o.Request
 }
 
 func (l *lane) kind() string {
@@ -464,8 +504,8 @@ func (l *lane) rowOf(g grant, i int) int {
 	return n*l.Rows + i
 }
 
-// send makes one attempt. It is to be repeated only if again says so.
-func (l *lane) send(ctx context.Context, o *op, lease fencedb.Lease) (again bool) {
+// send makes one attempt.
+func (l *lane) send(ctx context.Context, o *op, lease fencedb.Lease) {
 	options := []fencedb.WriteOption{fencedb.WithStrength(fencedb.Strength(o.Strength))}
 	if o.Kind != "seal" {
 		options = append(options, fencedb.WithRule(fencedb.Rule(o.Rule)))
@@ -473,26 +513,21 @@ func (l *lane) send(ctx context.Context, o *op, lease fencedb.Lease) (again bool
 	if o.Request {
 		options = append(options, fencedb.WithRequestID(o.ID))
 	}
-	again = o.Rule == string(fencedb.Once) || o.Request
 	switch o.Kind {
 	case "many":
 		l.sendMany(ctx, o, lease, options)
 	case "tx":
 		l.sendTx(ctx, o, lease, options)
-		return false
 	case "intx":
 		l.sendInTx(ctx, o, lease)
-		return false
 	case "enter", "rogue":
 		l.sendEntered(ctx, o, lease)
-		return false
 	default:
 		s := &o.Steps[0]
 		outcome, err := l.one(ctx, l.tables[s.Table], o.Rule, s, lease, options)
 		s.note(outcome, err)
 		o.Outcome, o.Err = s.Outcome, s.Err
 	}
-	return again
 }
 
 // one writes one row.
@@ -524,8 +559,11 @@ func (s *step) note(outcome fencedb.Outcome, err error) {
 		return
 	}
 	s.Err = err.Error()
-	if errors.Is(err, fencedb.ErrExists) {
+	switch {
+	case errors.Is(err, fencedb.ErrExists):
 		s.Outcome = exists
+	case errors.Is(err, fencedb.ErrOnce), errors.Is(err, fencedb.ErrRequest): // an answer, and a clear one
+		s.Outcome = another
 	}
 	var e *fencedb.WriteError
 	if errors.As(err, &e) {
@@ -553,6 +591,9 @@ func (l *lane) sendMany(ctx context.Context, o *op, lease fencedb.Lease, options
 			o.Steps[i].note(fencedb.Failed, err)
 			o.Steps[i].Outcome, o.Steps[i].Reason = o.Outcome, "" // no row has an answer of its own
 		}
+	}
+	if o.Outcome == failed && !slices.ContainsFunc(o.Steps, func(s step) bool { return s.Outcome == failed || s.Outcome == unknown }) {
+		o.Outcome = refused
 	}
 }
 
@@ -612,7 +653,6 @@ func (l *lane) sendTx(ctx context.Context, o *op, lease fencedb.Lease, options [
 
 // ended says what became of a transaction.
 func (o *op) ended(rollback bool, err, commitErr error) {
-	var answer *pgconn.PgError
 	switch {
 	case rollback && err != nil:
 		o.Outcome, o.Err = failed, err.Error()
@@ -620,7 +660,7 @@ func (o *op) ended(rollback bool, err, commitErr error) {
 		o.Outcome = rolledBack
 	case commitErr == nil:
 		o.Outcome = committed
-	case errors.Is(commitErr, pgx.ErrTxCommitRollback), errors.Is(commitErr, sql.ErrTxDone), errors.As(commitErr, &answer) && answer.Code[:2] != "57":
+	case errors.Is(commitErr, pgx.ErrTxCommitRollback), errors.Is(commitErr, sql.ErrTxDone), pgerr.Answered(commitErr):
 		o.Outcome, o.Err = failed, commitErr.Error()
 	default:
 		o.Outcome, o.Err = unknown, commitErr.Error()
