@@ -90,7 +90,7 @@ func (r *run) hosts(s settings, binary string, out *result) {
 		c := round.checker()
 		out.Writes += c.h.attempted()
 		out.Faults += round.faults
-		out.Violations += round.judge(c, true)
+		out.Violations += round.judge(c)
 		r.say("hosts: %d writes, of which %d were applied, %d grants, %d faults %v, %d violations", c.h.attempted(), len(c.l.writes), c.l.grants(),
 			round.faults, round.kinds, len(c.found))
 	})

@@ -35,7 +35,6 @@ type run struct {
 	ctx      context.Context
 	dir      string
 	cleanups []func()
-	quiet    bool
 }
 
 type fatal struct{ what string }
@@ -128,8 +127,8 @@ func main() {
 	flag.StringVar(&s.keep, "keep", "", "directory for histories of what was violated; default: a temporary one")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	out, err := prove(ctx, s)
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "proof:", err)
 	}
@@ -149,7 +148,7 @@ func (s settings) check() error {
 			return fmt.Errorf("part %q: want some of %s", part, strings.Join(known, ","))
 		}
 		for _, program := range needs[part] {
-			if _, err := exec.LookPath(program); err != nil && !(program == "pgbouncer" && isThere("/usr/sbin/pgbouncer")) {
+			if _, err := exec.LookPath(program); err != nil && (program != "pgbouncer" || !isThere("/usr/sbin/pgbouncer")) {
 				return fmt.Errorf("part %q needs %s, which is not installed (in Debian: packages pgbouncer, docker.io, patroni, etcd-server)", part, program)
 			}
 		}
@@ -278,7 +277,8 @@ func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 func (r *run) campaign(s settings, binary string, out *result) {
 	r.Helper()
 	rounds := 2
-	for i := 0; i < rounds || s.long && (out.Writes < s.writes || out.Faults < s.faults); {
+	more := func(i int) bool { return i < rounds || s.long && (out.Writes < s.writes || out.Faults < s.faults) }
+	for i := 0; more(i); {
 		r.scope(func(r *run) {
 			b := newBed(r)
 			for range 10 { // and then a new server, for the disk's sake
@@ -293,11 +293,11 @@ func (r *run) campaign(s settings, binary string, out *result) {
 				i++
 				out.Writes += c.h.attempted()
 				out.Faults += round.faults
-				out.Violations += round.judge(c, true)
+				out.Violations += round.judge(c)
 				r.say("round %d, seed %d: %d writes, of which %d were applied, %d grants, %d faults %v, %d violations", i, seed, c.h.attempted(), len(c.l.writes),
 					c.l.grants(), round.faults, round.kinds, len(c.found))
 				b.exec("", "DROP DATABASE "+round.name+" WITH (FORCE)")
-				if !(i < rounds || s.long && (out.Writes < s.writes || out.Faults < s.faults)) || r.ctx.Err() != nil {
+				if !more(i) || r.ctx.Err() != nil {
 					return
 				}
 			}
@@ -370,13 +370,11 @@ func (c *checker) report(r *run, dir string) {
 	r.say("what was recorded is in %s", dir)
 }
 
-func (r *round) judge(c *checker, aloud bool) int {
+func (r *round) judge(c *checker) int {
 	c.check()
 	began := time.Now()
 	c.linear(r.dir, time.Minute)
 	r.took("linearizability", began)
-	if aloud {
-		c.report(r.t, r.dir)
-	}
+	c.report(r.t, r.dir)
 	return len(c.found)
 }

@@ -77,7 +77,7 @@ func (r *run) patroni(s settings, binary string, out *result) {
 		c.followed(before, after)
 		out.Writes += c.h.attempted()
 		out.Faults += round.faults
-		out.Violations += round.judge(c, true)
+		out.Violations += round.judge(c)
 		r.say("Patroni: %d writes, of which %d were applied, %d grants, %d faults %v, another leader after %v, %d violations", c.h.attempted(), len(c.l.writes),
 			c.l.grants(), round.faults, round.kinds, took.Round(time.Second), len(c.found))
 	})

@@ -51,10 +51,10 @@ func (s *scene) op(worker, kind string, fence int64, outcome string) *op {
 	return o
 }
 
-func (s *scene) lease(worker string, old, new, ends int64, free, released bool) *leaseRow {
+func (s *scene) lease(worker string, old, fence, ends int64, free, released bool) {
 	s.seq++
 	l := &leaseRow{
-		seq: s.seq, xid: s.seq, at: s.t - int64(7*time.Millisecond), app: worker, name: "name-0", old: old, new: new, wasFree: free, released: released,
+		seq: s.seq, xid: s.seq, at: s.t - int64(7*time.Millisecond), app: worker, name: "name-0", old: old, new: fence, wasFree: free, released: released,
 		ends: ends,
 	}
 	l.commit, l.granted = l.at+int64(time.Millisecond), l.at
@@ -62,12 +62,11 @@ func (s *scene) lease(worker string, old, new, ends int64, free, released bool) 
 		l.oldEnds = s.l.leases[n-1].ends
 	}
 	s.l.leases = append(s.l.leases, l)
-	return l
 }
 
-func (s *scene) acquire(worker string, old, fence int64, free bool) {
+func (s *scene) acquire(worker string, old, fence int64) {
 	s.op(worker, "acquire", fence, ok)
-	s.lease(worker, old, fence, s.t+int64(time.Second), free, false)
+	s.lease(worker, old, fence, s.t+int64(time.Second), true, false)
 }
 
 func (s *scene) release(worker string, fence int64) {
@@ -76,12 +75,12 @@ func (s *scene) release(worker string, fence int64) {
 }
 
 // write is one row's, as it went.
-func (s *scene) write(worker, kind string, fence, before int64, outcome string) (*op, *writeRow) {
+func (s *scene) write(worker, kind string, fence, before int64, outcome string) *op {
 	o := s.op(worker, kind, fence, outcome)
 	value := o.ID + ".0"
 	o.Steps = []step{{Kind: kind, Table: "app.once", Row: 0, Value: value, Outcome: outcome}}
 	if outcome != applied {
-		return o, nil
+		return o
 	}
 	s.seq++
 	w := &writeRow{
@@ -105,11 +104,11 @@ func (s *scene) write(worker, kind string, fence, before int64, outcome string) 
 	} else {
 		s.l.rows["app.once/0"] = finalRow{w.value, w.new}
 	}
-	return o, w
+	return o
 }
 
 func (s *scene) refused(worker string, fence, current int64) *op {
-	o, _ := s.write(worker, "update", fence, 0, stale)
+	o := s.write(worker, "update", fence, 0, stale)
 	o.Steps[0].Current, o.Steps[0].Reason = current, "stale"
 	s.l.refusals = append(s.l.refusals, refusalRow{"app.once", "0", "name-0", fence, "stale", "stale", 1})
 	return o
@@ -118,18 +117,18 @@ func (s *scene) refused(worker string, fence, current int64) *op {
 // good plays the scene.
 func good() *scene {
 	s := newScene()
-	s.acquire("a", 0, 2, true)
+	s.acquire("a", 0, 2)
 	s.write("a", "update", 2, 0, applied)
 	s.release("a", 2)
-	s.acquire("b", 2, 4, true)
+	s.acquire("b", 2, 4)
 	s.write("b", "seal", 4, 2, applied)
 	s.write("b", "update", 4, 3, applied)
 	s.refused("a", 2, 4)
 	s.release("b", 4)
-	s.acquire("a", 4, 6, true)
+	s.acquire("a", 4, 6)
 	s.write("a", "delete", 6, 4, applied)
 	s.release("a", 6)
-	s.acquire("b", 6, 8, true)
+	s.acquire("b", 6, 8)
 	s.write("b", "insert", 8, 6, applied)
 	s.h.ends["a"], s.h.ends["b"] = end{Clean: true}, end{Clean: true}
 	return s

@@ -617,7 +617,7 @@ var errRollback = errors.New("rolled back on purpose")
 func (l *lane) sendTx(ctx context.Context, o *op, lease fencedb.Lease, options []fencedb.WriteOption) {
 	o.Outcome, o.Err = failed, ""
 	var err, commitErr error
-	rollback := true
+	var rollback bool
 	if l.SQL {
 		db := stdlib.OpenDBFromPool(l.pool)
 		defer func() { _ = db.Close() }()

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/writegate/writegate/internal/audit"
 )
@@ -93,11 +94,8 @@ func field(v reflect.Value) (string, error) {
 
 // inert returns text that a spreadsheet takes for text. Some of them take the wide forms for the narrow ones.
 func inert(s string) string {
-	for _, first := range s {
-		if strings.ContainsRune("=+-@＝＋－＠", first) {
-			return "'" + s
-		}
-		break
+	if first, _ := utf8.DecodeRuneInString(s); s != "" && strings.ContainsRune("=+-@＝＋－＠", first) {
+		return "'" + s
 	}
 	return s
 }
