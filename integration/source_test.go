@@ -320,18 +320,18 @@ func TestTimelineThatCannotBeRead(t *testing.T) {
 		require.NoError(t, err)
 		return fence
 	}
-	require.EqualValues(t, 2, acquire("x"))
-	require.EqualValues(t, 4, acquire("y"))
+	first := acquire("x") // after a jump: it could be read when the schema was installed
+	require.Equal(t, first+2, acquire("y"))
 	require.Len(t, notices, 1)
 	require.Contains(t, notices[0], "the WAL timeline cannot be read")
-	require.True(t, query[bool](b, `SELECT timeline IS NULL FROM fence.epoch`))
+	require.True(t, query[bool](b, `SELECT timeline IS NULL FROM fence.epoch ORDER BY id DESC LIMIT 1`))
 
 	// A restart is noticed all the same.
 	require.NoError(t, conn.Close(context.Background()))
 	server.Restart(t, "fast")
 	conn, err = pgx.ConnectConfig(context.Background(), cfg)
 	require.NoError(t, err)
-	require.Greater(t, acquire("z"), int64(1<<20))
+	require.Greater(t, acquire("z"), first+1<<20)
 }
 
 // waitForReplay returns once the standby has all that the primary has written so far.
