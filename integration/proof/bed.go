@@ -69,7 +69,7 @@ CREATE FUNCTION proof.log_tombstone() RETURNS trigger LANGUAGE plpgsql SECURITY 
 BEGIN
     INSERT INTO proof.write_log
     VALUES (nextval('proof.seq'), pg_current_xact_id()::text::bigint, clock_timestamp(), current_setting('application_name'),
-            NEW.relation::text, coalesce((NEW.row_key ->> 'id')::int, -1), 'BURY', OLD.fence, NEW.fence, NULL, NULL);
+            NEW.relation::text, (NEW.row_key ->> 'id')::int, 'BURY', OLD.fence, NEW.fence, NULL, NULL);
     RETURN NULL;
 END $$;
 CREATE FUNCTION proof.log_lease() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
