@@ -16,13 +16,9 @@ import (
 // fuzzConn is one connection for all of a target's inputs.
 func fuzzConn(f *testing.F) *pgx.Conn {
 	f.Helper()
-	ctx := context.Background()
 	cfg := pgtest.NewEmpty(f)
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	require.NoError(f, err)
-	f.Cleanup(func() { _ = conn.Close(ctx) })
-	return conn
+	return pgtest.Conn(f, cfg)
 }
 
 func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }

@@ -113,10 +113,7 @@ func query[T any](b *bed, sql string, args ...any) T {
 // session opens a connection of its own, closed when the test ends.
 func (b *bed) session() *pgx.Conn {
 	b.t.Helper()
-	conn, err := pgx.ConnectConfig(context.Background(), b.cfg)
-	require.NoError(b.t, err)
-	b.t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	return conn
+	return pgtest.Conn(b.t, b.cfg)
 }
 
 // waitUntilBlocked returns once a session of the database waits for a lock, which the server shows.

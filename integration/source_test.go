@@ -195,16 +195,7 @@ func TestFailoverThatLosesEveryGrant(t *testing.T) {
 	b, primary := own(t)
 	standby := primary.Standby(t)
 	waitForReplay(t, b, standby)
-	standbyAdmin, err := pgx.ConnectConfig(ctx, standby.Config(""))
-	require.NoError(t, err)
-	defer func() { _ = standbyAdmin.Close(ctx) }()
-	_, err = standbyAdmin.Exec(ctx, `ALTER SYSTEM SET primary_conninfo = ''`)
-	require.NoError(t, err)
-	_, err = standbyAdmin.Exec(ctx, `SELECT pg_reload_conf()`)
-	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		return query[int](b, `SELECT count(*) FROM pg_stat_replication`) == 0
-	}, 30*time.Second, 10*time.Millisecond)
+	cutOff(t, b, standby)
 	lost := factsOf(b.acquire(b.client(leasedb.Config{TTL: time.Hour}), "x"))
 	require.EqualValues(t, 2, lost.Fence(), "nothing jumps where nothing has happened")
 	primary.Halt(t, "immediate")
@@ -212,7 +203,7 @@ func TestFailoverThatLosesEveryGrant(t *testing.T) {
 	after := bedOn(t, standby.Config(""))
 	lawful := after.acquire(after.client(leasedb.Config{TTL: time.Hour}), "x")
 	require.Greater(t, lawful.Fence(), lost.Fence())
-	_, err = after.table().Update(ctx, lawful, order1, fencedb.Set{"v": "lawful"})
+	_, err := after.table().Update(ctx, lawful, order1, fencedb.Set{"v": "lawful"})
 	require.NoError(t, err)
 	_, err = after.table().Update(ctx, lost, order1, fencedb.Set{"v": "lost"})
 	require.ErrorIs(t, err, fencedb.ErrStale)
@@ -227,18 +218,7 @@ func TestFailoverThatLosesGrants(t *testing.T) {
 	require.NoError(t, b.acquire(client, "x").Release(ctx))
 	standby := primary.Standby(t)
 	waitForReplay(t, b, standby)
-
-	// From here on nothing reaches the standby.
-	standbyAdmin, err := pgx.ConnectConfig(ctx, standby.Config(""))
-	require.NoError(t, err)
-	defer func() { _ = standbyAdmin.Close(ctx) }()
-	_, err = standbyAdmin.Exec(ctx, `ALTER SYSTEM SET primary_conninfo = ''`)
-	require.NoError(t, err)
-	_, err = standbyAdmin.Exec(ctx, `SELECT pg_reload_conf()`)
-	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		return query[int](b, `SELECT count(*) FROM pg_stat_replication`) == 0
-	}, 30*time.Second, 10*time.Millisecond)
+	cutOff(t, b, standby)
 	var lostGrant *leasedb.Lease
 	for range 60 { // more than the 32 values that a sequence logs ahead
 		lostGrant = b.acquire(client, "x")
@@ -255,7 +235,7 @@ func TestFailoverThatLosesGrants(t *testing.T) {
 	lawful := after.acquire(clientAfter, "x")
 	require.Greater(t, lawful.Fence(), lost.Fence())
 	table := after.table()
-	_, err = table.Update(ctx, lawful, order1, fencedb.Set{"v": "lawful"})
+	_, err := table.Update(ctx, lawful, order1, fencedb.Set{"v": "lawful"})
 	require.NoError(t, err)
 	_, err = table.Update(ctx, lost, order1, fencedb.Set{"v": "lost"})
 	require.ErrorIs(t, err, fencedb.ErrStale)
@@ -332,6 +312,16 @@ func TestTimelineThatCannotBeRead(t *testing.T) {
 	conn, err = pgx.ConnectConfig(context.Background(), cfg)
 	require.NoError(t, err)
 	require.Greater(t, acquire("z"), first+1<<20)
+}
+
+// cutOff has nothing reach the standby any more.
+func cutOff(t *testing.T, b *bed, standby *pgtest.Server) {
+	t.Helper()
+	pgtest.Exec(t, standby.Config(""), `ALTER SYSTEM SET primary_conninfo = ''`) // by itself: not in a transaction
+	pgtest.Exec(t, standby.Config(""), `SELECT pg_reload_conf()`)
+	require.Eventually(t, func() bool {
+		return query[int](b, `SELECT count(*) FROM pg_stat_replication`) == 0
+	}, 30*time.Second, 10*time.Millisecond)
 }
 
 // waitForReplay returns once the standby has all that the primary has written so far.

@@ -253,9 +253,7 @@ func FuzzKeysUnderGuard(f *testing.F) {
 	pool := pgtest.Pool(f, cfg)
 	db := stdlib.OpenDBFromPool(pool)
 	f.Cleanup(func() { _ = db.Close() })
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	require.NoError(f, err)
-	f.Cleanup(func() { _ = conn.Close(ctx) })
+	conn := pgtest.Conn(f, cfg)
 	storable := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 	f.Fuzz(func(t *testing.T, schema, one, two, fence, value string) {
 		names := map[string]bool{}

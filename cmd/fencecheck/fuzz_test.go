@@ -23,14 +23,10 @@ import (
 // fuzzConn is one connection for all of a target's inputs.
 func fuzzConn(f *testing.F) *pgx.Conn {
 	f.Helper()
-	ctx := context.Background()
 	cfg := pgtest.NewEmpty(f)
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	cfg.RuntimeParams["timezone"] = "Asia/Kathmandu" // what has no offset would be this one's
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	require.NoError(f, err)
-	f.Cleanup(func() { _ = conn.Close(ctx) })
-	return conn
+	return pgtest.Conn(f, cfg)
 }
 
 // A time on the command line is the moment that the server takes it for, and never depends on where one is; how long ago is a length

@@ -307,7 +307,7 @@ type round struct {
 	dir      string
 	binary   string
 	workers  []*process
-	pooler   *pgtest.RestartablePooler
+	pooler   *pgtest.RunningPooler
 	hosts    *hosts
 	lively   bool // something has to happen in it
 	ttl      time.Duration

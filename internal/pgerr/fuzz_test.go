@@ -40,9 +40,7 @@ func FuzzClassification(f *testing.F) {
 	ctx := context.Background()
 	cfg := pgtest.NewEmpty(f)
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	require.NoError(f, err)
-	f.Cleanup(func() { _ = conn.Close(ctx) })
+	conn := pgtest.Conn(f, cfg)
 	f.Fuzz(func(t *testing.T, code, severity, message string) {
 		classify := func(err error) {
 			require.Equal(t, pgerr.Refused(err) && pgerr.Again(err), false, "what cannot help, may help: %v", err)

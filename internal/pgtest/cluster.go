@@ -81,7 +81,7 @@ func (s *Server) Backup(t testing.TB, options ...string) *Server {
 		Kind: "local", Where: "a copy in " + dir, admin: s.admin.Copy(), tcpHost: s.tcpHost,
 		files: &files{bin: s.files.bin, dir: dir, owner: s.files.owner},
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}

@@ -106,6 +106,17 @@ func (*exampleTB) Cleanup(func())                    {}
 func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
 func (*exampleTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 
+// Conn returns a connection to the database, closed when the test ends.
+func Conn(t testing.TB, cfg *pgx.ConnConfig) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
 // Pool returns a pool on the database, closed when the test ends. Each configure may change its configuration.
 func Pool(t testing.TB, cfg *pgx.ConnConfig, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()

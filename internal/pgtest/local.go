@@ -102,7 +102,7 @@ func initAndStart(ctx context.Context, bin string, owner *syscall.Credential, mo
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -339,7 +339,8 @@ func appendFile(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-func freePort() (int, error) {
+// FreePort returns a TCP port of this machine's own that nobody listened at just now; somebody else may be faster.
+func FreePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, err
