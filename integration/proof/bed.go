@@ -164,10 +164,7 @@ func (l *link) toxic(kind, stream, attributes string) error {
 	return err
 }
 
-func (l *link) mend() error {
-	l.proxy.Toxics.ResetToxics(context.Background())
-	return nil
-}
+func (l *link) mend() { l.proxy.Toxics.ResetToxics(context.Background()) }
 
 // cut ends all connections, and takes new ones at once.
 func (l *link) cut() error {
@@ -178,7 +175,7 @@ func (l *link) cut() error {
 // aim sends all to another server from now on.
 func (l *link) aim(target string) error {
 	l.proxy.Stop()
-	l.proxy.Toxics.ResetToxics(context.Background())
+	l.mend()
 	l.proxy.Upstream = target
 	return l.proxy.Start()
 }
@@ -326,14 +323,10 @@ type profile struct {
 	Length  time.Duration
 	TTL     time.Duration
 	Pooler  bool
-	Only    []string // kinds of writes
-	Stubs   float64
-	Zombies float64
-	Live    float64
-	Linger  float64
 	Names   int            // of leases; 0: all there are
 	Faults  map[string]int // weights
 	Pace    time.Duration  // between two faults, on average
+	habits
 }
 
 // locked says that a lease's row was locked by nobody's work, from some time after from until some time after until.
@@ -366,14 +359,21 @@ func (r *round) start() {
 			target, pooled = addressOf(r.pooler.Config(r.name)), true
 		}
 		l := newLink(r.t, target)
-		p := &process{binary: r.binary, link: l, orders: orders{
-			Worker: "w" + strconv.Itoa(i), Pooled: pooled, SQL: i%4 == 1, Names: cmp.Or(r.profile.Names, names), Rows: rowsOfOne, TTL: r.ttl, Lanes: cmp.Or(r.profile.Lanes, 2),
-			Seed: r.seed + uint64(i)*1000, History: r.dir, Only: r.profile.Only, Stubs: r.profile.Stubs, Zombies: r.profile.Zombies, MaxLive: r.profile.Live, Linger: r.profile.Linger,
-			DSN: fmt.Sprintf("postgres://%s:%s@%s/%s?sslmode=disable", direct.User, direct.Password, l.proxy.Listen, r.name),
-		}}
-		r.workers = append(r.workers, p)
-		r.t.must(p.start())
+		r.employ(&process{link: l}, pooled, fmt.Sprintf("postgres://%s:%s@%s/%s?sslmode=disable", direct.User, direct.Password, l.proxy.Listen, r.name))
 	}
+}
+
+// employ starts one more worker, which reaches the database by the DSN.
+func (r *round) employ(p *process, pooled bool, dsn string) {
+	r.t.Helper()
+	i := len(r.workers)
+	p.binary = r.binary
+	p.orders = orders{
+		Worker: "w" + strconv.Itoa(i), DSN: dsn, Pooled: pooled, SQL: i%4 == 1, Names: cmp.Or(r.profile.Names, names), Rows: rowsOfOne, TTL: r.ttl,
+		Lanes: cmp.Or(r.profile.Lanes, 2), Seed: r.seed + uint64(i)*1000, History: r.dir, habits: r.profile.habits,
+	}
+	r.workers = append(r.workers, p)
+	r.t.must(p.start())
 }
 
 // stop ends what has been disturbed, and then the workers.
@@ -382,7 +382,7 @@ func (r *round) stop() {
 	var wg sync.WaitGroup
 	for _, p := range r.workers {
 		if p.link != nil {
-			r.t.must(p.link.mend())
+			p.link.mend()
 		}
 	}
 	for _, p := range r.workers {
@@ -403,6 +403,22 @@ func (r *round) stop() {
 	if r.pooler != nil {
 		r.t.must(r.pooler.Stop())
 	}
+}
+
+// moveTo leads the workers to another server, with all that they hold, and goes on there for a while.
+func (r *round) moveTo(server *pgtest.Server, fault string, d time.Duration) {
+	r.t.Helper()
+	for _, w := range r.workers {
+		r.t.must(w.link.aim(addressOf(server.TCP(r.name))))
+	}
+	r.server = server
+	var known int
+	r.t.must(queryRow(r.t.ctx, server.Config(r.name), "SELECT count(*) FROM proof.write_log", &known))
+	r.faults++
+	r.kinds[fault]++
+	r.troubleFor(d)
+	r.atWork(known)
+	r.stop()
 }
 
 // atWork waits until something has been written, since there were so many entries in the log, on the server that there is: a

@@ -184,10 +184,9 @@ type checker struct {
 	h     *history
 	l     *logs
 	locks []locked
-	// after is when the last server of the round took over, 0 if there was but one; lost are the transactions of the
-	// servers before that it does not know.
+	// after is when another server took over, 0 if there was but one; before is what the one before it knew.
 	after  int64
-	before []*logs
+	before *logs
 	// tail says that what was acknowledged may be lost, but for grants: the server was told not to wait for its disk.
 	tail bool
 	// synchronous says that nothing may be lost by a failover.
@@ -268,11 +267,7 @@ func (c *checker) claim() {
 			w.by = likeliest(asked[place{w.table, w.row, w.under, "seal"}], w)
 		default:
 			w.under = w.new
-			id, _, _ := strings.Cut(w.value, ".")
-			if i := strings.LastIndex(w.value, "."); i > 0 {
-				id = w.value[:i]
-			}
-			w.by = c.h.byID[id]
+			w.by = c.h.byID[w.value[:max(0, strings.LastIndex(w.value, "."))]]
 		}
 		if w.by == nil {
 			c.violated(unexplained, "%s %s %d by %s under fence %d: nobody has asked for it (value %q)", w.op, w.table, w.row, w.app, w.under, w.value)
@@ -417,26 +412,27 @@ func (c *checker) checkLeases() {
 			c.violated(oneTerm, "%s was renewed under fence %d although it was over", l.name, l.new)
 		}
 	}
-	// Of the servers before, what is not known any more was granted all the same.
-	for _, old := range c.before {
-		known := map[int64]bool{}
-		top := map[string]int64{}
-		for _, l := range old.leases {
-			if l.grant() {
-				known[l.new] = true
-				top[l.name] = max(top[l.name], l.new)
-			}
+	if c.before == nil {
+		return
+	}
+	// What the server before had granted was granted, whether it is known here or not.
+	known := map[int64]bool{}
+	top := map[string]int64{}
+	for _, l := range c.before.leases {
+		if l.grant() {
+			known[l.new] = true
+			top[l.name] = max(top[l.name], l.new)
 		}
-		for _, l := range c.l.leases {
-			if !l.grant() || l.commit <= c.after {
-				continue
-			}
-			if known[l.new] {
-				c.violated(uniqueFences, "fence %d was granted again after the failover, for %s to %s", l.new, l.name, l.app)
-			}
-			if l.new <= top[l.name] {
-				c.violated(risingFences, "%s was granted under fence %d after the failover, and under %d before it", l.name, l.new, top[l.name])
-			}
+	}
+	for _, l := range c.l.leases {
+		if !l.grant() || l.commit <= c.after {
+			continue
+		}
+		if known[l.new] {
+			c.violated(uniqueFences, "fence %d was granted again after the failover, for %s to %s", l.new, l.name, l.app)
+		}
+		if l.new <= top[l.name] {
+			c.violated(risingFences, "%s was granted under fence %d after the failover, and under %d before it", l.name, l.new, top[l.name])
 		}
 	}
 }
@@ -502,7 +498,7 @@ func renewedIn(l *logs, o *op) bool {
 
 // excused says that what was acknowledged may be gone: by the loss of what was not replicated.
 func (c *checker) excused(was func(*logs) bool) bool {
-	return !c.synchronous && slices.ContainsFunc(c.before, was)
+	return c.before != nil && !c.synchronous && was(c.before)
 }
 
 // checkLive holds live writes against the grants.
@@ -595,8 +591,8 @@ func (c *checker) checkOutcomes() {
 		}
 	}
 	didBefore := map[string]bool{}
-	for _, l := range c.before {
-		for _, w := range l.writes {
+	if c.before != nil {
+		for _, w := range c.before.writes {
 			didBefore[w.value] = true
 			if w.op == "BURY" || w.new%2 == 1 {
 				didBefore[fmt.Sprint(w.table, w.row, w.new, w.op == "BURY")] = true
@@ -618,7 +614,7 @@ func (c *checker) checkOutcomes() {
 		}
 		for _, s := range o.Steps {
 			w := did[place{o, s.Table, s.Row}]
-			if s.Outcome == already && o.Outcome != unknown && len(c.before) == 0 && !c.tail && (!wrote[write{s.Table, s.Row, o.Fence}] || o.Request && s.Kind != "delete" && w == nil) { // a row that this grant has deleted is gone, whoever asks
+			if s.Outcome == already && o.Outcome != unknown && c.before == nil && !c.tail && (!wrote[write{s.Table, s.Row, o.Fence}] || o.Request && s.Kind != "delete" && w == nil) { // a row that this grant has deleted is gone, whoever asks
 				c.violated(durable, "%s was told that its %s of %s %d under fence %d had been applied already, and nothing was", o.ID, s.Kind, s.Table, s.Row, o.Fence)
 			}
 			settled := o.Return != 0 && (!o.Doubt || s.Outcome == applied) && o.Outcome != unknown
@@ -662,7 +658,7 @@ func (c *checker) checkAudit() {
 			c.violated(lawful, "the holder of %s under fence %d was refused %s %s: %s", f.lease, f.fence, f.table, f.key, f.reason)
 		}
 	}
-	told, all, clean := map[kind]int64{}, map[kind]int64{}, map[kind]bool{}
+	told, all, partly := map[kind]int64{}, map[kind]int64{}, map[kind]bool{}
 	manyRows, more := map[string]bool{}, map[string]bool{}
 	for _, o := range c.h.ops {
 		if o.Return == 0 || o.Doubt || o.Outcome == unknown || o.Outcome == failed {
@@ -696,7 +692,7 @@ func (c *checker) checkAudit() {
 			}
 			told[k]++
 			if end, ended := c.h.ends[workerOf(o.ID)]; !ended || !end.Clean || end.Unrecorded > 0 {
-				clean[k] = true // not all of its repeats need be there
+				partly[k] = true // its repeats need not all be there
 			}
 		}
 	}
@@ -708,11 +704,11 @@ func (c *checker) checkAudit() {
 	}
 	for k, n := range told {
 		switch {
-		case recorded[k] == 0 && clean[k] && c.after != 0:
+		case recorded[k] == 0 && partly[k] && c.after != 0:
 			// Repeats of one that was on record before the failover, by a worker that was killed before they were written.
 		case recorded[k] == 0:
 			c.violated(audited, "%d refusals of %s %s under fence %d of %s (%s) are not in the audit", n, k.table, k.key, k.fence, k.lease, k.reason)
-		case recorded[k] < n && !clean[k]:
+		case recorded[k] < n && !partly[k]:
 			c.violated(audited, "%d refusals of %s %s under fence %d of %s (%s) are in the audit as %d", n, k.table, k.key, k.fence, k.lease, k.reason, recorded[k])
 		}
 	}

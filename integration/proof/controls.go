@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -164,7 +163,8 @@ var controls = []control{
 // troubled is the profile that controls start from: short terms, stubborn holders, and what makes them late.
 func troubled() profile {
 	return profile{
-		Workers: 5, Names: 6, Length: 2500 * time.Millisecond, TTL: 250 * time.Millisecond, Stubs: 0.9, Zombies: 0.6, Live: 0.3, Linger: 0.15, Pace: 100 * time.Millisecond,
+		Workers: 5, Names: 6, Length: 2500 * time.Millisecond, TTL: 250 * time.Millisecond, Pace: 100 * time.Millisecond,
+		habits: habits{Stubs: 0.9, Zombies: 0.6, Live: 0.3, Linger: 0.15},
 		Faults: map[string]int{"pause": 4, "clock": 3, "lease lock": 2, "row lock": 2, "terminate": 1},
 	}
 }
@@ -181,7 +181,8 @@ func (r *run) controls(s settings, binary string, out *result) {
 			round := b.round(fmt.Sprintf("unbroken_%d", i), s.seed, binary, p)
 			round.lively = true
 			c := round.play()
-			out.Violations += round.judge(c)
+			round.judge(c)
+			out.Violations += len(c.found)
 			r.say("nothing broken: %d writes, of which %d were applied, %d violations", c.h.attempted(), len(c.l.writes), len(c.found))
 		}
 		for i, c := range controls {
@@ -215,7 +216,7 @@ func (b *bed) control(n int, c control, seed uint64, binary string) (by []string
 		name := fmt.Sprintf("control_%d_%d", n, rounds)
 		var check *checker
 		if c.failover {
-			check = b.t.failover(asynchronous, name, seed+uint64(100*n+rounds), binary, p, &c).checker
+			check = b.t.failover(asynchronous, name, seed+uint64(100*n+rounds), binary, p, &c, &result{})
 		} else {
 			r := b.round(name, seed+uint64(100*n+rounds), binary, p)
 			r.breakIt(c)
@@ -269,11 +270,10 @@ func (r *round) breakIt(c control) {
 // mutate writes changed copies of the gate's source files, and returns which stand for which.
 func (r *run) mutate(n int, changes []edit) map[string]string {
 	r.Helper()
-	dir, err := exec.CommandContext(r.ctx, "go", "list", "-f", "{{.Dir}}", "github.com/writegate/writegate/fencedb").Output()
-	r.must(err)
+	dir := filepath.Join(r.module(), "fencedb")
 	overlay := map[string]string{}
 	for _, c := range changes {
-		original := filepath.Join(strings.TrimSpace(string(dir)), c.in)
+		original := filepath.Join(dir, c.in)
 		from := original
 		if overlay[original] != "" {
 			from = overlay[original]

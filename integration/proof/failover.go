@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,12 +26,6 @@ const (
 	pointInTime  kind = "point-in-time restore" // to a moment before the last transactions
 )
 
-// ended is a round in which a server took over from another.
-type ended struct {
-	*checker
-	writes, faults int
-}
-
 // failovers runs a round for each kind, and one on a server that loses its newest commits when it crashes.
 func (r *run) failovers(s settings, binary string, out *result) {
 	r.Helper()
@@ -40,14 +33,7 @@ func (r *run) failovers(s settings, binary string, out *result) {
 		if r.ctx.Err() != nil || !strings.Contains(string(k), s.kind) {
 			continue
 		}
-		p := troubled()
-		p.TTL, p.Zombies, p.Stubs, p.Pace = 400*time.Millisecond, 0.3, 0.5, 300*time.Millisecond
-		p.Faults = map[string]int{"pause": 4, "kill": 2, "lost replies": 4, "terminate": 2, "lease lock": 3}
-		e := r.failover(k, fmt.Sprintf("failover_%d", i), s.seed+uint64(i), binary, p, nil)
-		e.report(r, filepath.Join(r.dir, fmt.Sprintf("failover_%d", i)))
-		out.Writes += e.writes
-		out.Faults += e.faults
-		out.Violations += len(e.found)
+		r.failover(k, fmt.Sprintf("failover_%d", i), s.seed+uint64(i), binary, overtaken(), nil, out)
 	}
 	if s.kind != "" {
 		return
@@ -62,17 +48,21 @@ func (r *run) failovers(s settings, binary string, out *result) {
 		c.tail = true
 		c.check() // not against the model, which knows of no loss
 		c.report(r, round.dir)
-		out.Writes += c.h.attempted()
-		out.Faults += round.faults
-		out.Violations += len(c.found)
-		r.say("crashes without synchronous commit: %d writes, of which %d were applied, %d grants, %d faults %v, %d violations", c.h.attempted(), len(c.l.writes),
-			c.l.grants(), round.faults, round.kinds, len(c.found))
+		out.add(round, c, "crashes without synchronous commit", "")
 	})
+}
+
+// overtaken is the profile of rounds in which a server takes over from another.
+func overtaken() profile {
+	p := troubled()
+	p.TTL, p.Zombies, p.Stubs, p.Pace = 400*time.Millisecond, 0.3, 0.5, 300*time.Millisecond
+	p.Faults = map[string]int{"pause": 4, "kill": 2, "lost replies": 4, "terminate": 2, "lease lock": 3}
+	return p
 }
 
 // failover runs a round in the middle of which another server takes over. The workers are led to it with all that they
 // hold, lost grants among it.
-func (r *run) failover(k kind, name string, seed uint64, binary string, p profile, broken *control) (e ended) {
+func (r *run) failover(k kind, name string, seed uint64, binary string, p profile, broken *control, out *result) (c *checker) {
 	r.Helper()
 	r.scope(func(r *run) {
 		b := newBed(r, "archive_mode = on", "wal_level = replica")
@@ -142,23 +132,13 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 		} else {
 			standby.Promote(r)
 		}
-		for _, w := range round.workers {
-			r.must(w.link.aim(addressOf(standby.TCP(name))))
-		}
-		round.server = standby
-		var known int
-		r.must(queryRow(r.ctx, standby.Config(name), "SELECT count(*) FROM proof.write_log", &known))
-		round.faults++
-		round.kinds[string(k)]++
-		round.troubleFor(p.Length / 2)
-		round.atWork(known)
-		round.stop()
+		round.moveTo(standby, string(k), p.Length/2)
 
 		// The one that is gone is started once more, for nobody but us to read what it knew.
 		primary.Restart(r, "fast")
 		old, err := readLogs(r.ctx, primary.Config(name))
 		r.must(err)
-		c := round.checker()
+		c = round.checker()
 		c.followed(old, after)
 		c.synchronous = k == synchronous
 		c.check()
@@ -168,18 +148,17 @@ func (r *run) failover(k kind, name string, seed uint64, binary string, p profil
 		c.checkLoss(r, primary, standby, name, began, k)
 		if broken == nil {
 			c.linear(round.dir, time.Minute)
+			c.report(r, round.dir)
 		}
-		e = ended{c, c.h.attempted(), round.faults}
 		lost := 0
 		for _, l := range old.leases {
 			if l.grant() && !c.knows(l.new) {
 				lost++
 			}
 		}
-		r.say("%s: %d writes, of which %d were applied, %d grants and %d that were lost, %d faults %v, %d violations", k, c.h.attempted(), len(c.l.writes),
-			c.l.grants(), lost, round.faults, round.kinds, len(c.found))
+		out.add(round, c, string(k), fmt.Sprintf(" and %d that were lost", lost))
 	})
-	return e
+	return c
 }
 
 // followed says which server was there before, and until when at least it was. Its last transactions may have ended, and have
@@ -203,7 +182,7 @@ func (c *checker) followed(old *logs, after int64) {
 			after = max(after, w.commit)
 		}
 	}
-	c.after, c.before = after, []*logs{old}
+	c.after, c.before = after, old
 }
 
 func (c *checker) knows(fence int64) bool {
@@ -264,10 +243,10 @@ func (c *checker) checkLoss(r *run, primary, standby *pgtest.Server, name, began
 			lost++
 		}
 	}
-	for _, w := range c.before[0].writes {
+	for _, w := range c.before.writes {
 		look(w.xid, w.commit, w.by.describe())
 	}
-	for _, l := range c.before[0].leases {
+	for _, l := range c.before.leases {
 		look(l.xid, l.commit, l.name)
 	}
 	if lost == 0 && k != synchronous {

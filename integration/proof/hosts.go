@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,11 +26,8 @@ import (
 // The image is that of scripts/postgres-image, which has PostgreSQL and PgBouncer; the worker's program is mounted into it.
 func (r *run) hosts(s settings, binary string, out *result) {
 	r.Helper()
-	if r.ctx.Err() != nil {
-		return
-	}
 	r.scope(func(r *run) {
-		image := os.Getenv(envImage)
+		image := os.Getenv(pgtest.EnvImage)
 		if image == "" {
 			said, err := exec.CommandContext(r.ctx, "bash", filepath.Join(r.module(), "scripts/postgres-image")).Output()
 			r.must(err)
@@ -48,24 +44,17 @@ func (r *run) hosts(s settings, binary string, out *result) {
 			}
 			h.try("network", "rm", h.id)
 		})
-		port := h.freePort()
+		free, err := pgtest.FreePort()
+		r.must(err)
+		port := strconv.Itoa(free)
 		h.container("db", "-p", "127.0.0.1:"+port+":5432", "-e", "POSTGRES_PASSWORD=proof", image, "postgres",
 			"-c", "track_commit_timestamp=on", "-c", "fsync=off", "-c", "max_connections=200")
-		b := &bed{t: r}
-		for began := time.Now(); ; time.Sleep(100 * time.Millisecond) { // there is no event to wait for
-			server, err := pgtest.Borrow(r.ctx, "postgres://postgres:proof@127.0.0.1:"+port+"/postgres?sslmode=disable")
-			if err == nil {
-				b.server = server
-				break
-			}
-			if time.Since(began) > time.Minute {
-				r.Fatalf("the server in its container cannot be reached: %v\n%s", err, h.docker("logs", h.name("db")))
-			}
-		}
+		b := &bed{t: r, server: r.borrow("postgres://postgres:proof@127.0.0.1:" + port + "/postgres?sslmode=disable")}
 		b.fill()
 
 		p := troubled()
 		p.Workers, p.Length, p.TTL, p.Zombies, p.Stubs, p.Pace = 5, 15*time.Second, 600*time.Millisecond, 0.3, 0.5, 700*time.Millisecond
+		p.Names = 0
 		p.Faults = map[string]int{"host paused": 4, "host cut off": 4, "host killed": 3, "server's host paused": 1, "server's host killed": 1, "proxy's host killed": 1, "pooler's host paused": 1}
 		round := b.round("hosts", s.seed, binary, p)
 		round.hosts = h
@@ -76,30 +65,18 @@ func (r *run) hosts(s settings, binary string, out *result) {
 		h.container("pooler", "-v", ini+":/pgbouncer.ini:ro", "--user", "postgres", "--entrypoint", "/usr/sbin/pgbouncer", image, "/pgbouncer.ini")
 		for i := range p.Workers {
 			target := h.name([]string{"db", "proxy", "pooler"}[i%3])
-			w := &process{binary: binary, host: h, orders: orders{
-				Worker: "w" + strconv.Itoa(i), Pooled: i%3 == 2, SQL: i == 1, Names: names, Rows: rowsOfOne, TTL: p.TTL, Lanes: 2, Seed: s.seed + uint64(i)*1000,
-				History: round.dir, Stubs: p.Stubs, Zombies: p.Zombies, MaxLive: p.Live, Linger: p.Linger,
-				DSN: fmt.Sprintf("postgres://postgres:proof@%s:5432/%s?sslmode=disable", target, round.name),
-			}}
-			round.workers = append(round.workers, w)
-			r.must(w.start())
+			round.employ(&process{host: h}, i%3 == 2, fmt.Sprintf("postgres://postgres:proof@%s:5432/%s?sslmode=disable", target, round.name))
 		}
 		round.atWork(0)
 		round.troubleFor(p.Length)
 		round.stop()
 		c := round.checker()
-		out.Writes += c.h.attempted()
-		out.Faults += round.faults
-		out.Violations += round.judge(c)
-		r.say("hosts: %d writes, of which %d were applied, %d grants, %d faults %v, %d violations", c.h.attempted(), len(c.l.writes), c.l.grants(),
-			round.faults, round.kinds, len(c.found))
+		round.judge(c)
+		out.add(round, c, "hosts", "")
 	})
 }
 
-const (
-	envImage = "WRITEGATE_TEST_IMAGE"
-	envProxy = "WRITEGATE_PROOF_PROXY"
-)
+const envProxy = "WRITEGATE_PROOF_PROXY" // what a process that is a proxy passes on to
 
 // proxyMain is the whole of a process between a worker and the server.
 func proxyMain(target string) error {
@@ -117,13 +94,12 @@ type hosts struct {
 
 func (h *hosts) name(part string) string { return h.id + "-" + part }
 
-func (h *hosts) docker(args ...string) string {
+func (h *hosts) docker(args ...string) {
 	h.Helper()
 	said, err := exec.CommandContext(context.WithoutCancel(h.ctx), "docker", args...).CombinedOutput()
 	if err != nil {
 		h.Fatalf("docker %s: %v\n%s", strings.Join(args, " "), err, said)
 	}
-	return string(said)
 }
 
 // try is docker for what may be too late: a container that has just ended cannot be paused.
@@ -137,14 +113,22 @@ func (h *hosts) container(part string, args ...string) {
 	h.docker(append([]string{"run", "-d", "--name", h.name(part), "--network", h.id}, args...)...)
 }
 
-func (h *hosts) freePort() string {
-	h.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	h.must(err)
-	defer func() { _ = l.Close() }()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	h.must(err)
-	return port
+// borrow waits until a server that somebody else has started can be reached.
+func (r *run) borrow(dsn string) *pgtest.Server {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.ctx, time.Minute)
+	defer cancel()
+	for {
+		server, err := pgtest.Borrow(ctx, dsn)
+		if err == nil {
+			return server
+		}
+		select {
+		case <-time.After(100 * time.Millisecond): // there is no event to wait for
+		case <-ctx.Done():
+			r.Fatalf("the server cannot be reached within a minute: %v", err)
+		}
+	}
 }
 
 // command is a worker's life in a container of its own. Its standard input is ours, by way of docker's client.

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -27,6 +26,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/writegate/writegate/internal/pgtest"
 )
 
 // run is one run of the proof. It stands in for a test where pgtest wants one.
@@ -51,6 +52,18 @@ func (r *run) must(err error) {
 	if err != nil {
 		_, file, line, _ := runtime.Caller(1)
 		panic(fatal{fmt.Sprintf("%s:%d: %v", filepath.Base(file), line, err)})
+	}
+}
+
+// caught is the error of what Fatalf has ended, and err where nothing was; whatever else was recovered goes on.
+func caught(recovered any, err error) error {
+	switch p := recovered.(type) {
+	case nil:
+		return err
+	case fatal:
+		return errors.New(p.what)
+	default:
+		panic(p)
 	}
 }
 
@@ -91,6 +104,15 @@ type result struct {
 	Controls   int     `json:"controls"`
 	Caught     int     `json:"controls_caught"`
 	Seconds    float64 `json:"seconds"`
+}
+
+// add counts a round, and says what came of it; besides is about its grants.
+func (out *result) add(r *round, c *checker, what, besides string) {
+	out.Writes += c.h.attempted()
+	out.Faults += r.faults
+	out.Violations += len(c.found)
+	r.t.say("%s: %d writes, of which %d were applied, %d grants%s, %d faults %v, %d violations", what, c.h.attempted(), len(c.l.writes), c.l.grants(), besides,
+		r.faults, r.kinds, len(c.found))
 }
 
 type settings struct {
@@ -148,7 +170,11 @@ func (s settings) check() error {
 			return fmt.Errorf("part %q: want some of %s", part, strings.Join(known, ","))
 		}
 		for _, program := range needs[part] {
-			if _, err := exec.LookPath(program); err != nil && (program != "pgbouncer" || !isThere("/usr/sbin/pgbouncer")) {
+			find := func() (string, error) { return exec.LookPath(program) }
+			if program == "pgbouncer" {
+				find = pgtest.PoolerProgram
+			}
+			if _, err := find(); err != nil {
 				return fmt.Errorf("part %q needs %s, which is not installed (in Debian: packages pgbouncer, docker.io, patroni, etcd-server)", part, program)
 			}
 		}
@@ -157,11 +183,6 @@ func (s settings) check() error {
 		return fmt.Errorf("no control has %q in its name", s.controls)
 	}
 	return nil
-}
-
-func isThere(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // undertake ends workers that outlive us, which those do that were stopped when we were killed.
@@ -187,13 +208,7 @@ func prove(ctx context.Context, s settings) (out result, err error) {
 		return out, err
 	}
 	defer func() {
-		if p := recover(); p != nil {
-			f, ok := p.(fatal)
-			if !ok {
-				panic(p)
-			}
-			err = errors.New(f.what)
-		}
+		err = caught(recover(), err)
 		out.Seconds = float64(time.Since(began).Round(100*time.Millisecond)) / 1e9
 	}()
 	defer r.end()
@@ -211,20 +226,15 @@ func prove(ctx context.Context, s settings) (out result, err error) {
 	r.undertake()
 	r.say("seed %d", s.seed)
 	binary := r.build("worker", nil)
-	if strings.Contains(s.parts, "campaign") {
-		r.campaign(s, binary, &out)
-	}
-	if strings.Contains(s.parts, "failover") {
-		r.failovers(s, binary, &out)
-	}
-	if strings.Contains(s.parts, "patroni") {
-		r.patroni(s, binary, &out)
-	}
-	if strings.Contains(s.parts, "hosts") {
-		r.hosts(s, binary, &out)
-	}
-	if strings.Contains(s.parts, "controls") {
-		r.controls(s, binary, &out)
+	for _, part := range []struct {
+		name string
+		run  func(settings, string, *result)
+	}{
+		{"campaign", r.campaign}, {"failover", r.failovers}, {"patroni", r.patroni}, {"hosts", r.hosts}, {"controls", r.controls},
+	} {
+		if slices.Contains(strings.Split(s.parts, ","), part.name) && ctx.Err() == nil {
+			part.run(s, binary, &out)
+		}
 	}
 	if s.keep == "" && out.Violations == 0 && out.Caught == out.Controls {
 		r.Cleanup(func() { _ = os.RemoveAll(temporary) })
@@ -263,15 +273,14 @@ func (r *run) module() string {
 // everything is the profile of the campaign itself.
 func everything() profile {
 	return profile{
-		Workers: 6, Names: 6, Length: 10 * time.Second, TTL: 400 * time.Millisecond, Pooler: true, Stubs: 0.5, Zombies: 0.3, Live: 0.5, Linger: 0.15, Pace: 300 * time.Millisecond,
+		Workers: 6, Names: 6, Length: 10 * time.Second, TTL: 400 * time.Millisecond, Pooler: true, Pace: 300 * time.Millisecond,
+		habits: habits{Stubs: 0.5, Zombies: 0.3, Live: 0.5, Linger: 0.15},
 		Faults: map[string]int{
 			"pause": 6, "kill": 4, "reset": 5, "half-open": 4, "lost replies": 8, "latency": 4, "clock": 6, "crash": 2, "terminate": 6,
 			"lease lock": 6, "row lock": 4, "pooler": 2,
 		},
 	}
 }
-
-func faultNames() []string { return slices.Sorted(maps.Keys(faults)) }
 
 // campaign runs rounds on the real thing, each with a database of its own.
 func (r *run) campaign(s settings, binary string, out *result) {
@@ -291,11 +300,8 @@ func (r *run) campaign(s settings, binary string, out *result) {
 				round.lively = true
 				c := round.play()
 				i++
-				out.Writes += c.h.attempted()
-				out.Faults += round.faults
-				out.Violations += round.judge(c)
-				r.say("round %d, seed %d: %d writes, of which %d were applied, %d grants, %d faults %v, %d violations", i, seed, c.h.attempted(), len(c.l.writes),
-					c.l.grants(), round.faults, round.kinds, len(c.found))
+				round.judge(c)
+				out.add(round, c, fmt.Sprintf("round %d, seed %d", i, seed), "")
 				b.exec("", "DROP DATABASE "+round.name+" WITH (FORCE)")
 				if !more(i) || r.ctx.Err() != nil {
 					return
@@ -346,7 +352,6 @@ func (r *round) checker() *checker {
 	return c
 }
 
-// judge checks, says what is wrong, and returns how much that is.
 // report says what was violated, and keeps what the database said beside the histories.
 func (c *checker) report(r *run, dir string) {
 	for i, v := range c.found {
@@ -370,11 +375,11 @@ func (c *checker) report(r *run, dir string) {
 	r.say("what was recorded is in %s", dir)
 }
 
-func (r *round) judge(c *checker) int {
+// judge checks all there is to check, and says what is wrong.
+func (r *round) judge(c *checker) {
 	c.check()
 	began := time.Now()
 	c.linear(r.dir, time.Minute)
 	r.took("linearizability", began)
 	c.report(r.t, r.dir)
-	return len(c.found)
 }

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -101,9 +100,7 @@ func (r *round) disturb(ctx context.Context, p *process, d time.Duration, toxics
 		}
 	}
 	r.wait(ctx, d)
-	if err := p.link.mend(); err != nil {
-		return err
-	}
+	p.link.mend()
 	return p.link.cut()
 }
 
@@ -156,14 +153,6 @@ func (r *round) trouble(ctx context.Context) {
 	if len(r.profile.Faults) == 0 {
 		return
 	}
-	total := 0
-	var order []string
-	for _, name := range faultNames() {
-		if w := r.profile.Faults[name]; w > 0 {
-			total += w
-			order = append(order, name)
-		}
-	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	busy := make(chan struct{}, 6)
@@ -173,14 +162,7 @@ func (r *round) trouble(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		at := r.rng.IntN(total)
-		name := ""
-		for _, n := range order {
-			if at -= r.profile.Faults[n]; at < 0 {
-				name = n
-				break
-			}
-		}
+		name := pick(r.rng, r.profile.Faults)
 		p := r.workers[r.rng.IntN(len(r.workers))]
 		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 1))
 		r.faults++
@@ -208,9 +190,7 @@ func (r *round) trouble(ctx context.Context) {
 // try turns what would end a run into an error.
 func try(what func() error) (err error) {
 	defer func() {
-		if f, ok := recover().(fatal); ok {
-			err = errors.New(f.what)
-		}
+		err = caught(recover(), err)
 	}()
 	return what()
 }

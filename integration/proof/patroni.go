@@ -22,9 +22,6 @@ import (
 // is what keeps it. Its standby is asynchronous, as is Patroni's default.
 func (r *run) patroni(s settings, binary string, out *result) {
 	r.Helper()
-	if r.ctx.Err() != nil {
-		return
-	}
 	r.scope(func(r *run) {
 		k := newKeeper(r)
 		k.member("etcd", "etcd", "--data-dir", filepath.Join(k.dir, "etcd"), "--listen-client-urls", k.url("etcd"), "--advertise-client-urls", k.url("etcd"),
@@ -37,49 +34,28 @@ func (r *run) patroni(s settings, binary string, out *result) {
 		}
 		leader := k.leader("")
 		k.replicating(leader)
-		server, err := pgtest.Borrow(r.ctx, k.dsn(leader))
-		r.must(err)
-		b := &bed{t: r, server: server}
+		b := &bed{t: r, server: r.borrow(k.dsn(leader))}
 		b.fill()
-		p := troubled()
-		p.TTL, p.Zombies, p.Stubs, p.Pace = 400*time.Millisecond, 0.3, 0.5, 300*time.Millisecond
-		p.Faults = map[string]int{"pause": 4, "kill": 2, "lost replies": 4, "terminate": 2, "lease lock": 3}
-		round := b.round("patroni", s.seed, binary, p)
-		standby, err := pgtest.Borrow(r.ctx, k.dsn(map[string]string{"one": "two", "two": "one"}[leader]))
-		r.must(err)
+		round := b.round("patroni", s.seed, binary, overtaken())
+		standby := r.borrow(k.dsn(map[string]string{"one": "two", "two": "one"}[leader]))
 		r.await(standby, "SELECT count(*) = 1 FROM pg_database WHERE datname = '"+round.name+"'") // it is copied, and takes its time
 		round.start()
 		round.atWork(0)
 		round.troubleFor(3 * time.Second)
 
-		k.kill(leader)
+		k.end(leader)
 		after := time.Now().UnixNano()
 		next := k.leader(leader)
 		took := time.Duration(time.Now().UnixNano() - after)
-		server, err = pgtest.Borrow(r.ctx, k.dsn(next))
-		r.must(err)
-		for _, w := range round.workers {
-			r.must(w.link.aim(addressOf(server.TCP(""))))
-		}
-		round.server = server
-		var known int
-		r.must(queryRow(r.ctx, server.Config(round.name), "SELECT count(*) FROM proof.write_log", &known))
-		round.faults++
-		round.kinds["leader killed"]++
-		round.troubleFor(3 * time.Second)
-		round.atWork(known)
-		round.stop()
+		round.moveTo(r.borrow(k.dsn(next)), "leader killed", 3*time.Second)
 
 		old := k.resurrect(leader)
 		before, err := readLogs(r.ctx, old.Config(round.name))
 		r.must(err)
 		c := round.checker()
 		c.followed(before, after)
-		out.Writes += c.h.attempted()
-		out.Faults += round.faults
-		out.Violations += round.judge(c)
-		r.say("Patroni: %d writes, of which %d were applied, %d grants, %d faults %v, another leader after %v, %d violations", c.h.attempted(), len(c.l.writes),
-			c.l.grants(), round.faults, round.kinds, took.Round(time.Second), len(c.found))
+		round.judge(c)
+		out.add(round, c, "Patroni, another leader after "+took.Round(time.Second).String(), "")
 	})
 }
 
@@ -147,8 +123,6 @@ func (k *keeper) end(name string) {
 	}
 }
 
-func (k *keeper) kill(name string) { k.end(name) }
-
 func (k *keeper) node(name string) {
 	k.Helper()
 	config := fmt.Sprintf(`
@@ -209,9 +183,7 @@ func (k *keeper) leader(but string) string {
 // replicating waits until the leader has a standby.
 func (k *keeper) replicating(leader string) {
 	k.Helper()
-	server, err := pgtest.Borrow(k.ctx, k.dsn(leader))
-	k.must(err)
-	k.await(server, "SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming' AND application_name IN ('one', 'two')") // and not the copying
+	k.await(k.borrow(k.dsn(leader)), "SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming' AND application_name IN ('one', 'two')") // and not the copying
 }
 
 // resurrect starts the server of one that was killed, for us alone, to read what it knew.
@@ -220,15 +192,5 @@ func (k *keeper) resurrect(name string) *pgtest.Server {
 	k.member("resurrected", filepath.Join(k.bin, "postgres"), "-D", filepath.Join(k.dir, name), "-c", "config_file="+filepath.Join(k.dir, name, "postgresql.base.conf"),
 		"-c", "port="+strconv.Itoa(k.ports[name]), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="+k.dir, "-c", "track_commit_timestamp=on",
 		"-c", "max_connections=200", "-c", "hba_file="+filepath.Join(k.dir, name, "pg_hba.conf"))
-	for {
-		server, err := pgtest.Borrow(k.ctx, k.dsn(name))
-		if err == nil {
-			return server
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-k.ctx.Done():
-			k.Fatalf("the old leader does not start: %v", err)
-		}
-	}
+	return k.borrow(k.dsn(name))
 }

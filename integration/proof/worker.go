@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -40,11 +41,16 @@ type orders struct {
 	Lanes   int           `json:"lanes"` // goroutines
 	Seed    uint64        `json:"seed"`
 	History string        `json:"history"`
-	Only    []string      `json:"only"`    // kinds of writes; none: all of them
-	Stubs   float64       `json:"stubs"`   // the part of writes that goes on whatever the holder knows of its lease
-	Zombies float64       `json:"zombies"` // the part of leases that is neither released nor renewed, and written under later
-	Linger  float64       `json:"linger"`  // the part of what is done with those that renews or releases them
-	MaxLive float64       `json:"live"`    // the part of writes of strength Live
+	habits
+}
+
+// habits are what workers of a round do, and how often.
+type habits struct {
+	Only    []string `json:"only"`    // kinds of writes; none: all of them
+	Stubs   float64  `json:"stubs"`   // the part of writes that goes on whatever the holder knows of its lease
+	Zombies float64  `json:"zombies"` // the part of leases that is neither released nor renewed, and written under later
+	Linger  float64  `json:"linger"`  // the part of what is done with those that renews or releases them
+	Live    float64  `json:"live"`    // the part of writes of strength Live
 }
 
 // What is passed to a worker: its orders, and, line by line on its standard input, what to do with its clock, and when to stop.
@@ -364,11 +370,9 @@ func (l *lane) release(ctx context.Context, g grant) {
 	l.rec.done(o)
 }
 
-var kinds = []struct {
-	name   string
-	weight int
-}{
-	{"update", 30}, {"upsert", 12}, {"insert", 8}, {"delete", 7}, {"many", 9}, {"seal", 9}, {"exec", 6}, {"tx", 6}, {"intx", 8}, {"enter", 8},
+// kinds of writes, and how often each is made.
+var kinds = map[string]int{
+	"update": 30, "upsert": 12, "insert": 8, "delete": 7, "many": 9, "seal": 9, "exec": 6, "tx": 6, "intx": 8, "enter": 8,
 }
 
 // write makes one write of a kind by chance, and goes on until what became of it is known, where that can be.
@@ -383,7 +387,7 @@ func (l *lane) write(ctx context.Context, g grant, stubs float64) {
 	if l.chance(0.2) {
 		o.Rule = []string{string(fencedb.Once), string(fencedb.Term)}[l.rng.IntN(2)]
 	}
-	if l.chance(l.MaxLive) {
+	if l.chance(l.Live) {
 		o.Strength = string(fencedb.Live)
 	}
 	n := 1
@@ -487,14 +491,19 @@ func (l *lane) kind() string {
 	if len(l.Only) > 0 {
 		return l.Only[l.rng.IntN(len(l.Only))]
 	}
+	return pick(l.rng, kinds)
+}
+
+// pick returns one by chance, each as often as its weight says.
+func pick(rng *rand.Rand, weights map[string]int) string {
 	total := 0
-	for _, k := range kinds {
-		total += k.weight
+	for _, w := range weights {
+		total += w
 	}
-	at := l.rng.IntN(total)
-	for _, k := range kinds {
-		if at -= k.weight; at < 0 {
-			return k.name
+	at := rng.IntN(total)
+	for _, name := range slices.Sorted(maps.Keys(weights)) { // in an order that a seed repeats
+		if at -= weights[name]; at < 0 {
+			return name
 		}
 	}
 	panic("unreachable")
