@@ -402,6 +402,9 @@ func (r *round) stop() {
 	}
 	if r.pooler != nil {
 		r.t.must(r.pooler.Stop())
+		if fell := r.pooler.Fell(); fell != "" {
+			r.t.say("%s: PgBouncer has ended by itself, and was started again: %s", r.name, fell)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@
 package pgtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -31,15 +32,23 @@ default_pool_size = %[7]d
 max_client_conn = 500
 `
 
-// poolerSupervisor is supervisor for a pooler.
+// poolerSupervisor is supervisor for a pooler, which it starts again should it end by itself, as whatever runs a pooler would:
+// PgBouncer 1.18 does end, now and then, when a client cancels ("bad client state"). What it said then it says on its standard error.
 const poolerSupervisor = `
 umask 077
 mkdir "$PGTEST_DIR" && cd "$PGTEST_DIR" || exit 1
 printf '%s\n' "$PGTEST_SETTINGS" >pgbouncer.ini
-"$PGTEST_BIN" pgbouncer.ini >log 2>&1 </dev/null &
-pooler=$!
+while [ ! -e stopping ]; do
+	"$PGTEST_BIN" pgbouncer.ini >>log 2>&1 </dev/null &
+	echo $! >pid
+	wait $!
+	[ -e stopping ] || tail -n 1 log >&2
+	sleep 0.02
+done &
 cat >/dev/null
-kill -TERM "$pooler" 2>/dev/null
+: >stopping
+while [ ! -s pid ]; do sleep 0.02; done
+while kill -TERM "$(cat pid)" 2>/dev/null; do sleep 0.02; done
 wait
 cd / && rm -rf "$PGTEST_DIR"
 `
@@ -65,6 +74,7 @@ type RunningPooler struct {
 	size    int
 	port    int
 	stop    func() error // nil while it does not run
+	fell    string
 }
 
 // Pooler is as the function Pooler, for all databases of this server.
@@ -121,6 +131,8 @@ func (p *RunningPooler) start() error {
 	cmd.Dir = "/"
 	cmd.Env = append(cleanEnv(), "PGTEST_BIN="+p.program, "PGTEST_DIR="+dir, "PGTEST_SETTINGS="+conf)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: owner, Setpgid: true}
+	var said bytes.Buffer
+	cmd.Stderr = &said
 	alive, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -128,7 +140,11 @@ func (p *RunningPooler) start() error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	p.stop = func() error { return errors.Join(alive.Close(), cmd.Wait()) }
+	p.stop = func() error {
+		err := errors.Join(alive.Close(), cmd.Wait())
+		p.fell += said.String()
+		return err
+	}
 
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -159,6 +175,9 @@ func (p *RunningPooler) Restart() error {
 	}
 	return p.start()
 }
+
+// Fell returns what it said each time it ended by itself, and was started again. It is known once it has been stopped.
+func (p *RunningPooler) Fell() string { return p.fell }
 
 // Stop ends it. A second call does nothing.
 func (p *RunningPooler) Stop() error {
