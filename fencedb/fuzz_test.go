@@ -3,11 +3,13 @@ package fencedb
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/writegate/writegate/internal/pgtest"
@@ -158,7 +160,12 @@ func FuzzQuoting(f *testing.F) {
 			require.NoError(t, conn.QueryRow(ctx, `SELECT parse_ident($1) = parse_ident(format('%I.%I', $2::text, 'x'))`, quote(one)+".x", one).Scan(&same))
 			require.True(t, same)
 		}
-		array, err := arrayOfTexts(25, []any{one, nil, other, ""})
+		var made textArray
+		var err error
+		for _, value := range []any{one, nil, other, ""} {
+			err = errors.Join(err, made.add(pgtype.TextOID, value))
+		}
+		array := made.String()
 		require.NoError(t, err)
 		var list []*string
 		require.NoError(t, conn.QueryRow(ctx, "SELECT $1::text::text[]", array).Scan(&list))

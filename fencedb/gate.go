@@ -34,6 +34,8 @@ type Gate struct {
 	// that needs it then opens a transaction that is, at the price of two round trips.
 	explicit atomic.Bool
 	checked  atomic.Bool // the base has been found fit
+	// pinsByFunction is set once pinSQL has turned out to ask for what this server, or this role, does not have.
+	pinsByFunction atomic.Bool
 }
 
 // New returns a gate that writes through pool, or through a caller's transaction ([Table.In]). It sends nothing;

@@ -105,9 +105,28 @@ func (g *Gate) inTx(ctx context.Context, lease Lease, work func(context.Context,
 	return err
 }
 
-// Entered as well, so that guards stamp whatever the work sends.
-const pinSQL = `SELECT p.state, (extract(epoch FROM p.remaining) * 1000)::bigint, p.transaction::text, p.timeline,
-       CASE WHEN p.state = 'held' THEN fence.live_entered($1::text, $2::text::uuid, $3::bigint) ELSE false END
+// pinSQL does what fence.pin does, in a transaction that is READ COMMITTED, and leaves word for guards, so that they stamp whatever
+// the work sends. A function takes several times as long. No row: the lease is over.
+var pinSQL = `SELECT 'held', r.ms, pg_catalog.pg_current_xact_id()::pg_catalog.text, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
+       pg_catalog.set_config('fence.entered', $4::pg_catalog.text, true), ` +
+	noLonger("statement_timeout") + ", " + noLonger("idle_in_transaction_session_timeout") + `,
+       CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN ` + noLonger("transaction_timeout") + ` END
+  FROM (SELECT pg_catalog.ceil(extract(epoch FROM l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint AS ms
+          FROM fence.live_lease AS l
+         WHERE l.name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND l.fence OPERATOR(pg_catalog.=) $3::bigint
+           AND l.proof OPERATOR(pg_catalog.=) pg_catalog.uuid_hash_extended($2::pg_catalog.text::pg_catalog.uuid, 0)) AS r
+ WHERE r.ms OPERATOR(pg_catalog.>) 0`
+
+// noLonger has the server end what takes longer than the lease has left, unless it is to end sooner already. 0 means never.
+func noLonger(setting string) string {
+	current := "pg_catalog.current_setting('" + setting + "', true)"
+	ms := "extract(epoch FROM " + current + "::pg_catalog.interval) OPERATOR(pg_catalog.*) 1000"
+	return "pg_catalog.set_config('" + setting + "', CASE WHEN " + ms + " OPERATOR(pg_catalog.>) 0 AND " + ms + " OPERATOR(pg_catalog.<=) r.ms THEN " +
+		current + " ELSE r.ms::pg_catalog.text END, true)"
+}
+
+// pinByFunctionSQL is for servers that do not show everybody their timeline, and roles that may not read the view.
+const pinByFunctionSQL = `SELECT p.state, (extract(epoch FROM p.remaining) * 1000)::bigint, p.transaction::text, p.timeline, pg_catalog.set_config('fence.entered', $4::text, true)
   FROM fence.pin($1::text, $2::text::uuid, $3::bigint) p`
 
 // pinnedTo is what the database says of a pin.
@@ -116,7 +135,6 @@ type pinnedTo struct {
 	remaining *int64 // milliseconds
 	xid       *string
 	timeline  *string
-	entered   bool
 }
 
 func (w *write) inPinned(ctx context.Context, work func(context.Context, transaction, pin) error) (Outcome, error) {
@@ -125,9 +143,6 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 		return w.failedUncommitted(err)
 	}
 	defer s.release()
-	if at.state == "held" && (!at.entered || at.remaining == nil) {
-		at.state = "expired" // between one look and the next
-	}
 	if at.state != "held" {
 		w.rollback(ctx, tx)
 		return w.refused(ctx, LeaseLost, at.state, 0, `"(a transaction)"`)
@@ -180,20 +195,41 @@ func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at 
 		if s, err = w.gate.base.session(ctx); err != nil {
 			return nil, nil, at, sent, err
 		}
-		if tx, err = s.begin(ctx); err == nil {
+		if tx, err = s.begin(ctx, nil); err == nil {
 			sent = time.Now()
-			err = one(ctx, tx, pinSQL, []any{w.grant.name, w.grant.token, w.grant.fence}, &at.state, &at.remaining, &at.xid, &at.timeline, &at.entered)
-			if err == nil {
+			if at, err = w.pin(ctx, tx); err == nil {
 				return s, tx, at, sent, nil
 			}
 			w.rollback(ctx, tx)
 			err = pgerr.BeforeCommit(err)
 		}
 		s.release()
+		if code := pgerr.Code(err); !w.gate.pinsByFunction.Load() && (code == "42501" || code == "42883" || code == "42P01") {
+			w.gate.pinsByFunction.Store(true)
+			continue
+		}
 		if !pgerr.Stale(err) || ctx.Err() != nil || attempt > w.gate.base.spares() {
 			return nil, nil, at, sent, err
 		}
 	}
+}
+
+// pin pins the transaction that is to be, or finds out why not.
+func (w *write) pin(ctx context.Context, tx transaction) (at pinnedTo, err error) {
+	args := []any{w.grant.name, w.grant.token, w.grant.fence, w.grant.claim()}
+	var entered, ignored *string
+	if w.gate.pinsByFunction.Load() {
+		return at, one(ctx, tx, pinByFunctionSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered)
+	}
+	err = one(ctx, tx, pinSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered, &ignored, &ignored, &ignored)
+	if errors.Is(err, errNoRow) {
+		s := w.newStatement()
+		s.add("SELECT ", w.leaseState(s))
+		if err = one(ctx, tx, s.String(), s.args, &at.state); at.state == "held" {
+			at.state = "expired" // between one look and the next
+		}
+	}
+	return at, err
 }
 
 // lifetime is the context of the work: it ends with the lease, and with the time that the lease had.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 )
 
@@ -73,8 +74,17 @@ type doubled struct{ Lease }
 
 func (d doubled) Fence() int64 { return 2 * d.Lease.Fence() }
 
-// handle is the lease behind a doubled one.
+// noted is a lease of which it has been taken down already what it was.
+type noted struct {
+	Lease
+	grant grant
+}
+
+// handle is the lease behind one that was taken down, or doubled.
 func handle(lease Lease) Lease {
+	if t, ok := lease.(noted); ok {
+		lease = t.Lease
+	}
 	if d, ok := lease.(doubled); ok {
 		return d.Lease
 	}
@@ -89,10 +99,16 @@ type grant struct {
 	even                bool // there is a number free below the fence
 }
 
+// claim is how a transaction says whose it is.
+func (g *grant) claim() string { return g.token + ":" + strconv.FormatInt(g.fence, 10) + ":" + g.name }
+
 // grantOf takes down what lease is now. The error says why nothing can be written under it.
 func grantOf(lease Lease) (grant, error) {
 	if lease == nil {
 		return grant{}, errors.New("no lease was given")
+	}
+	if t, ok := lease.(noted); ok {
+		return t.grant, nil
 	}
 	g := grant{lease: lease, name: lease.Name(), token: lease.Token(), holder: lease.Holder()}
 	source, scale := handle(lease), int64(1)

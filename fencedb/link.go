@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,7 +42,8 @@ type base interface {
 // session is one connection, taken from the pool until it is released.
 type session interface {
 	link
-	begin(ctx context.Context) (transaction, error) // READ COMMITTED
+	// begin begins a transaction, READ COMMITTED, with these settings, which end with it.
+	begin(ctx context.Context, settings map[string]string) (transaction, error)
 	release()
 }
 
@@ -312,6 +314,16 @@ func (b pgxBase) session(ctx context.Context) (session, error) {
 	return pgxSession{pgxLink{conn, b.textOnly}, conn}, nil
 }
 
+// exec runs one statement on a connection of the pool.
+func (b pgxBase) exec(ctx context.Context, sql string, args []any) (int64, error) {
+	conn, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return 0, pgerr.BeforeSending(err)
+	}
+	defer conn.Release()
+	return pgxLink{conn, b.textOnly}.exec(ctx, sql, args)
+}
+
 type pgxSession struct {
 	pgxLink
 	pooled *pgxpool.Conn
@@ -319,12 +331,25 @@ type pgxSession struct {
 
 func (s pgxSession) release() { s.pooled.Release() }
 
-func (s pgxSession) begin(ctx context.Context) (transaction, error) {
-	tx, err := s.pooled.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+func (s pgxSession) begin(ctx context.Context, settings map[string]string) (transaction, error) {
+	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	if settings != nil {
+		options = pgx.TxOptions{BeginQuery: "begin isolation level read committed; " + setLocal(settings)} // in one round trip
+	}
+	tx, err := s.pooled.BeginTx(ctx, options)
 	if err != nil {
 		return nil, pgerr.BeforeSending(err)
 	}
 	return pgxTransaction{pgxLink{tx, s.textOnly}, tx}, nil
+}
+
+// setLocal is what makes settings in a transaction.
+func setLocal(settings map[string]string) string {
+	var b strings.Builder
+	for name, value := range settings {
+		b.WriteString("set local " + name + " = " + value + "; ")
+	}
+	return b.String()
 }
 
 type pgxTransaction struct {
@@ -391,7 +416,7 @@ func (s *sqlSession) release() {
 	}()
 }
 
-func (s *sqlSession) begin(ctx context.Context) (transaction, error) {
+func (s *sqlSession) begin(ctx context.Context, settings map[string]string) (transaction, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, pgerr.BeforeSending(err)
 	}
@@ -402,7 +427,14 @@ func (s *sqlSession) begin(ctx context.Context) (transaction, error) {
 		cancel()
 		return nil, pgerr.BeforeSending(err)
 	}
-	return &sqlTransaction{sqlLink{tx}, tx, s, cancel}, nil
+	t := &sqlTransaction{sqlLink{tx}, tx, s, cancel}
+	for name, value := range settings {
+		if _, err := tx.ExecContext(lasting, "SET LOCAL "+name+" = "+value); err != nil {
+			t.rollback(ctx)
+			return nil, pgerr.BeforeCommit(err)
+		}
+	}
+	return t, nil
 }
 
 type sqlTransaction struct {

@@ -90,7 +90,7 @@ func (t *Table) UpdateMany(ctx context.Context, lease Lease, rows []Row, options
 		return nil, err
 	}
 	m := &many{write: w, rows: rows}
-	if err := m.build(); err != nil {
+	if err := m.check(); err != nil {
 		return nil, err
 	}
 	if over != nil {
@@ -104,12 +104,14 @@ type many struct {
 	*write
 	rows       []Row
 	setColumns []string
+	arrays     []string // of the columns, those of the key first
 	digest     [2]int64 // of all keys, in the place of one's hashes in the record of a request
 	results    []Result
+	quick      *statement // what does it where nothing is in the way; nil once that is not so
 }
 
-// build makes the statement. It answers with a row for each that was not written, with what it found there.
-func (m *many) build() error {
+// check takes the values of all rows together, column by column.
+func (m *many) check() error {
 	t, w := m.table, m.write
 	var err error
 	if m.setColumns, err = t.checkSet(m.rows[0].Key, m.rows[0].Set); err != nil {
@@ -121,62 +123,124 @@ func (m *many) build() error {
 	if w.options.partial && w.options.request != "" {
 		return m.invalid("Partial and WithRequestID: a repeat could not tell which rows the first had written")
 	}
-	columns := append(slices.Clone(w.keyColumns), m.setColumns...)
-	values := make([][]any, len(columns))
+	columns := m.columns()
+	values := make([]textArray, len(columns))
 	for i, row := range m.rows {
-		if !slices.Equal(sortedKeys(row.Key), w.keyColumns) || !slices.Equal(sortedKeys(row.Set), m.setColumns) {
-			return m.invalid("row %d has key %v and columns %v; the first has %v and %v: all of them need the same",
-				i, sortedKeys(row.Key), sortedKeys(row.Set), w.keyColumns, m.setColumns)
-		}
+		same := len(row.Key) == len(w.keyColumns) && len(row.Set) == len(m.setColumns)
 		for j, c := range columns {
-			value, isSet := row.Set[c]
-			if !isSet {
-				value = row.Key[c]
-				if value == nil {
-					return m.invalid("row %d: key column %q is NULL, which names no row", i, c)
-				}
+			of := map[string]any(row.Set)
+			if j < len(w.keyColumns) {
+				of = row.Key
+			}
+			value, there := of[c]
+			if !there || !same {
+				return m.invalid("row %d has key %v and columns %v; the first has %v and %v: all of them need the same",
+					i, sortedKeys(row.Key), sortedKeys(row.Set), w.keyColumns, m.setColumns)
+			}
+			if value == nil && j < len(w.keyColumns) {
+				return m.invalid("row %d: key column %q is NULL, which names no row", i, c)
 			}
 			if _, computed := value.(expression); computed {
 				return m.invalid("row %d: column %q is set by an expression: use Update, or a statement of your own", i, c)
 			}
-			values[j] = append(values[j], value)
-		}
-	}
-	s := w.newStatement()
-	arrays, names, casts := make([]string, len(columns)), make([]string, len(columns)), make([]string, len(columns))
-	seen := make(map[string]int, len(m.rows))
-	keys := make([]strings.Builder, len(m.rows))
-	for j, c := range columns {
-		column := t.columns[c]
-		array, err := arrayOfTexts(column.OID, values[j])
-		if err != nil {
-			return m.invalid("column %q: %w", c, err)
-		}
-		if j < len(w.keyColumns) {
-			for i, value := range values[j] {
-				fmt.Fprintf(&keys[i], "%q,", asText(column.OID, value))
+			if err := values[j].add(t.columns[c].OID, value); err != nil {
+				return m.invalid("column %q: value %d, %w", c, i, err)
 			}
 		}
+	}
+	for _, v := range values {
+		m.arrays = append(m.arrays, v.String())
+	}
+	// Without a record of it, and where the key is known to find its rows by an index. In a caller's transaction what was
+	// written of a part could not be taken back.
+	if m.in == nil && !w.options.partial && w.options.request == "" && slices.ContainsFunc(t.keys, func(k []string) bool { return slices.Equal(k, w.keyColumns) }) {
+		if err := m.buildQuick(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// columns are those of the key, and then those that are set.
+func (m *many) columns() []string { return append(slices.Clone(m.keyColumns), m.setColumns...) }
+
+// given is SQL that has the rows of the call as a table, as far as the types of their columns allow.
+func (m *many) given(s *statement) (unnest string, names, casts []string) {
+	columns := m.columns()
+	arrays := make([]string, len(columns))
+	names, casts = make([]string, len(columns)), make([]string, len(columns))
+	for j, c := range columns {
+		column := m.table.columns[c]
 		// As text and cast one by one: an array of arrays would be taken apart by unnest.
-		arrays[j] = s.arg(array) + "::pg_catalog.text::pg_catalog._text"
+		arrays[j] = s.arg(m.arrays[j]) + "::pg_catalog.text::pg_catalog._text"
 		names[j] = "writegate_" + strconv.Itoa(j)
 		casts[j] = "g." + names[j] + "::" + column.Type + " AS " + names[j]
 		if column.Collation != "" {
 			casts[j] = "g." + names[j] + "::" + column.Type + " COLLATE " + column.Collation + " AS " + names[j]
 		}
 	}
-	for i := range keys {
-		if other, twice := seen[keys[i].String()]; twice {
-			return m.invalid("rows %d and %d have the same key %s", other, i, m.rows[i].Key)
+	return "unnest(" + strings.Join(arrays, ", ") + ")", names, casts
+}
+
+// buildQuick makes the statement for when every row takes the write. It tells how many did, and no more. Rows come, and so are
+// locked, in the order of their keys, since that is the order of what is looked for; but see quickSettings.
+func (m *many) buildQuick() error {
+	t, w := m.table, m.write
+	s := w.newStatement()
+	unnest, names, casts := m.given(s)
+	keys := len(w.keyColumns)
+	s.add("UPDATE ", t.ident, " AS t SET ")
+	for j, c := range m.setColumns {
+		s.add(quote(c), " = g.", names[keys+j], ", ")
+	}
+	s.add(quote(t.fenceCol), " = ", s.theFence(w.grant.fence), " FROM (SELECT ", strings.Join(casts, ", "), " FROM ", unnest, " AS g (", strings.Join(names, ", "), ")",
+		" ORDER BY ", strings.Join(names[:keys], ", "), ") AS g WHERE ")
+	for j, c := range w.keyColumns {
+		s.add("t.", quote(c), " = g.", names[j], " AND ")
+	}
+	s.add(w.fenceTaken(s))
+	if w.options.where != nil {
+		s.add(" AND " + s.fragment(*w.options.where, w.grant.fence))
+	}
+	s.add(w.allowed(s))
+	if s.err != nil {
+		return m.invalid("%w", s.err)
+	}
+	m.quick = s
+	return nil
+}
+
+// quickSettings keep PostgreSQL from hashing what it looks for, and then going through the table in whatever order that is in:
+// two calls that share rows would lock each other out. What else it may do, merge or look up row by row, goes by the keys; should
+// it ever not, then what ends as a deadlock is done again in order. A plan for any number of rows would be one for few.
+var quickSettings = map[string]string{"enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan"}
+
+// build makes the statement that answers with a row for each that was not written, with what it found there, and writes
+// nothing if one was not.
+func (m *many) build() error {
+	t, w := m.table, m.write
+	seen := make(map[string]int, len(m.rows))
+	var key []byte
+	for i, row := range m.rows {
+		key = key[:0]
+		for _, c := range w.keyColumns {
+			key = fmt.Appendf(key, "%q,", asText(t.columns[c].OID, row.Key[c]))
 		}
-		seen[keys[i].String()] = i
+		if other, twice := seen[string(key)]; twice {
+			return m.invalid("rows %d and %d have the same key %s", other, i, row.Key)
+		}
+		seen[string(key)] = i
 	}
-	digest := sha256.New()
-	for _, key := range slices.Sorted(maps.Keys(seen)) {
-		_, _ = digest.Write([]byte(key))
+	if w.options.request != "" {
+		digest := sha256.New()
+		for _, key := range slices.Sorted(maps.Keys(seen)) {
+			_, _ = digest.Write([]byte(key))
+		}
+		sum := digest.Sum(nil)
+		m.digest = [2]int64{int64(binary.BigEndian.Uint64(sum)), int64(binary.BigEndian.Uint64(sum[8:]))}
 	}
-	sum := digest.Sum(nil)
-	m.digest = [2]int64{int64(binary.BigEndian.Uint64(sum)), int64(binary.BigEndian.Uint64(sum[8:]))}
+	s := w.newStatement()
+	unnest, names, casts := m.given(s)
 
 	fence, column := s.theFence(w.grant.fence), quote(t.fenceCol)
 	var join, order []string
@@ -208,13 +272,13 @@ func (m *many) build() error {
 		unless = " AND NOT EXISTS (SELECT 1 FROM given g GROUP BY g." + strings.Join(names[:len(w.keyColumns)], ", g.") + " HAVING count(*) > 1)"
 	}
 	given := func(c string) string { return "g." + names[slices.Index(w.keyColumns, c)] }
-	key := t.keyJSON(w.keyColumns, given)
+	shown := t.keyJSON(w.keyColumns, given)
 	buried := "0::bigint"
 	if t.leases {
 		buried = "CASE WHEN l.writegate_n IS NULL THEN fence.buried(" + w.relation() + ", " + t.identity(w.keyColumns, given) + ") ELSE 0 END"
 	}
 	s.add("WITH given AS MATERIALIZED (SELECT g.writegate_n, ", strings.Join(casts, ", "),
-		" FROM unnest(", strings.Join(arrays, ", "), ") WITH ORDINALITY AS g (", strings.Join(names, ", "), ", writegate_n)),",
+		" FROM ", unnest, " WITH ORDINALITY AS g (", strings.Join(names, ", "), ", writegate_n)),",
 		// In the order of the keys. What is found is the row as it is once it is locked, whoever had it before.
 		" locked AS MATERIALIZED (SELECT g.writegate_n, t.", column, " AS found, ", matches, " AS matches, ",
 		w.fenceTaken(s), " AND ", matches, " AS passes, ", done, " AS done",
@@ -227,7 +291,7 @@ func (m *many) build() error {
 	}
 	s.add(column, " = ", fence, " FROM given g JOIN locked l ON l.writegate_n = g.writegate_n WHERE (SELECT v.ok FROM verdict v) AND l.passes AND ",
 		strings.Join(join, " AND "), " AND ", w.fenceTaken(s), " RETURNING g.writegate_n)")
-	list := "g.writegate_n, l.found, coalesce(l.matches, true), " + buried + ", " + key + "::text, " + twice
+	list := "g.writegate_n, l.found, coalesce(l.matches, true), " + buried + ", " + shown + "::text, " + twice
 	from := " FROM given g LEFT JOIN locked l ON l.writegate_n = g.writegate_n WHERE NOT EXISTS (SELECT 1 FROM written w WHERE w.writegate_n = g.writegate_n)"
 	if w.options.request != "" {
 		// It is asked for by the rows that were written, and so carried out with them.
@@ -259,6 +323,23 @@ type left struct {
 }
 
 func (m *many) run(ctx context.Context) ([]Result, error) {
+	if m.quick != nil {
+		done, err := m.sendQuick(ctx)
+		if err != nil {
+			_, err := m.failed(err)
+			return m.end(ctx, err)
+		}
+		if done {
+			m.results = make([]Result, len(m.rows))
+			for i, row := range m.rows {
+				m.results[i] = Result{Key: row.Key, Outcome: Applied}
+			}
+			return m.end(ctx, nil)
+		}
+	}
+	if err := m.build(); err != nil {
+		return nil, err
+	}
 	again := false
 	for {
 		unwritten, err := m.sendMany(ctx)
@@ -273,6 +354,39 @@ func (m *many) run(ctx context.Context) ([]Result, error) {
 			continue
 		}
 		return m.end(ctx, err)
+	}
+}
+
+// errNotAll rolls back what was written of a part.
+var errNotAll = errors.New("not all of the rows were written")
+
+// sendQuick writes all of the rows, or none of them: then it is to be found out why.
+func (m *many) sendQuick(ctx context.Context) (done bool, err error) {
+	err = m.inTransaction(ctx, quickSettings, func(tx transaction) error {
+		n, err := tx.exec(ctx, m.quick.String(), m.quick.args)
+		if err == nil && n < int64(len(m.rows)) {
+			err = errNotAll
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, errNotAll), pgerr.Code(err) == "40P01", m.learns(err):
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// inTransaction runs f in a transaction of the pool's, and again on another connection where it never got to the server.
+func (m *many) inTransaction(ctx context.Context, settings map[string]string, f func(transaction) error) error {
+	for attempt := 0; ; attempt++ {
+		s, err := m.gate.base.session(ctx)
+		if err == nil {
+			_, err = inOwnTransaction(ctx, s, settings, func(tx transaction) (int64, error) { return 0, f(tx) })
+			s.release()
+		}
+		if !pgerr.Stale(err) || ctx.Err() != nil || attempt > m.gate.base.spares() {
+			return err
+		}
 	}
 }
 
@@ -300,23 +414,14 @@ func (m *many) sendMany(ctx context.Context) ([]left, error) {
 		_, err := once(m.in.link)
 		return unwritten, err
 	}
-	for attempt := 0; ; attempt++ {
-		s, err := m.gate.base.session(ctx)
-		if err == nil {
-			_, err = inOwnTransaction(ctx, s, func(tx transaction) (int64, error) {
-				n, err := once(tx)
-				if err == nil && n > 0 && n < int64(len(m.rows)) && !m.options.partial && m.anySuppressed(unwritten) {
-					err = &suppressedError{}
-				}
-				return n, err
-			})
-			s.release()
+	err := m.inTransaction(ctx, nil, func(tx transaction) error {
+		n, err := once(tx)
+		if err == nil && n > 0 && n < int64(len(m.rows)) && !m.options.partial && m.anySuppressed(unwritten) {
+			err = &suppressedError{}
 		}
-		var held *suppressedError
-		if errors.As(err, &held) || !pgerr.Stale(err) || ctx.Err() != nil || attempt > m.gate.base.spares() {
-			return unwritten, err
-		}
-	}
+		return err
+	})
+	return unwritten, err
 }
 
 // anySuppressed reports whether a row that would have taken the write was not written although others were.

@@ -187,32 +187,50 @@ func asText(oid uint32, value any) any {
 	return string(text)
 }
 
-// arrayOfTexts returns the values as one array literal of their text forms, which every driver can send.
-func arrayOfTexts(oid uint32, values []any) (string, error) {
-	var b strings.Builder
-	b.WriteByte('{')
-	for i, value := range values {
-		if i > 0 {
-			b.WriteByte(',')
+// textArray is an array of values in their text forms, in the making: in a form that every driver can send.
+type textArray struct{ b []byte }
+
+// add puts one more value at its end.
+func (a *textArray) add(oid uint32, value any) error {
+	if len(a.b) == 0 {
+		a.b = append(a.b, '{')
+	} else {
+		a.b = append(a.b, ',')
+	}
+	switch oid { // what most keys are, without the detour
+	case pgtype.Int4OID, pgtype.Int8OID:
+		if i, ok := value.(int); ok && (oid == pgtype.Int8OID || i == int(int32(i))) {
+			a.b = strconv.AppendInt(a.b, int64(i), 10)
+			return nil
 		}
-		switch text := asText(oid, value).(type) {
-		case nil:
-			b.WriteString("NULL")
-		case string:
-			b.WriteByte('"')
-			for _, r := range []byte(text) {
-				if r == '"' || r == '\\' {
-					b.WriteByte('\\')
-				}
-				b.WriteByte(r)
-			}
-			b.WriteByte('"')
-		default:
-			return "", fmt.Errorf("value %d, a %T, has no text form for its column", i, value)
+	case pgtype.TextOID, pgtype.VarcharOID:
+		if text, ok := value.(string); ok {
+			a.addText(text)
+			return nil
 		}
 	}
-	b.WriteByte('}')
-	return b.String(), nil
+	switch text := asText(oid, value).(type) {
+	case nil:
+		a.b = append(a.b, "NULL"...)
+	case string:
+		a.addText(text)
+	default:
+		return fmt.Errorf("a %T, has no text form for its column", value)
+	}
+	return nil
 }
+
+func (a *textArray) addText(text string) {
+	a.b = append(a.b, '"')
+	for i := range len(text) {
+		if c := text[i]; c == '"' || c == '\\' {
+			a.b = append(a.b, '\\')
+		}
+		a.b = append(a.b, text[i])
+	}
+	a.b = append(a.b, '"')
+}
+
+func (a *textArray) String() string { return string(a.b) + "}" }
 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

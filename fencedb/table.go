@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -82,9 +83,11 @@ type Table struct {
 	strength Strength
 	leases   bool // schema fence is in this database: there are leases to be Live, and an audit
 	columns  map[string]column
-	names    []string   // of the columns, in the table's order
-	keys     [][]string // each sorted; the primary key first
-	claimed  []string   // the key that the caller says is one, sorted
+	names    []string      // of the columns, in the table's order
+	keys     [][]string    // each sorted; the primary key first
+	claimed  []string      // the key that the caller says is one, sorted
+	usual    *usualUpdates // nil where values are sent as text
+	guarded  *atomic.Bool  // as far as is known
 }
 
 // column is what a statement must know of one.
@@ -144,7 +147,7 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
  WHERE c.oid = pg_catalog.to_regclass($1::text)`
 
 const registeredSQL = `
-SELECT p.fence_column::text, p.rule, p.strength FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
+SELECT p.fence_column::text, p.rule, p.strength, p.guard OPERATOR(pg_catalog.<>) 'off' FROM fence.protected_table p WHERE p.relation = $1::bigint::oid::regclass`
 
 const columnSQL = `
 SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
@@ -173,7 +176,10 @@ func (g *Gate) Table(ctx context.Context, name string, options ...TableOption) (
 		}
 		g.checked.Store(true)
 	}
-	t := &Table{gate: g, fenceCol: "last_fence", rule: Once, strength: Fenced}
+	t := &Table{gate: g, fenceCol: "last_fence", rule: Once, strength: Fenced, guarded: new(atomic.Bool)}
+	if base, ok := g.base.(pgxBase); ok && !base.textOnly {
+		t.usual = &usualUpdates{base: base}
+	}
 	s, err := g.base.session(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("fencedb: table %s: %w", name, err)
@@ -274,10 +280,12 @@ func (t *Table) readRegister(ctx context.Context, s link, oid int64) (bool, erro
 		return false, err
 	}
 	var rule, strength string
-	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength)
+	var guarded bool
+	err := one(ctx, s, registeredSQL, []any{oid}, &t.fenceCol, &rule, &strength, &guarded)
 	if errors.Is(err, errNoRow) {
 		return false, nil
 	}
+	t.guarded.Store(guarded)
 	t.rule, t.strength = Rule(rule), Strength(strength)
 	return err == nil, err
 }

@@ -350,7 +350,7 @@ func (w *write) allowed(s *statement) string {
 	var b strings.Builder
 	if w.live() {
 		w.serial = true
-		b.WriteString(" AND (SELECT " + w.liveCall(s) + ")")
+		b.WriteString(" AND " + w.liveCall(s))
 	} else if w.marks() {
 		b.WriteString(" AND (SELECT " + w.mark(s) + ")")
 	}
@@ -372,15 +372,51 @@ func (w *write) mark(s *statement) string {
 	return "pg_catalog.set_config('fence.marked', " + s.theFence(w.grant.fence) + "::text, true) IS NOT NULL"
 }
 
+// liveCall is true if the lease is this grant's, and keeps it that way until the transaction ends: see fence.live_lease, and
+// fence.live, which has the better words for an isolation level that will not do. Where there may be a guard it leaves it word.
 func (w *write) liveCall(s *statement) string {
-	return "fence.live_entered(" + w.grantArgs(s) + ")"
+	args := w.grantArgs(s)
+	name, token, _ := strings.Cut(args, ", ")
+	token, fence, _ := strings.Cut(token, ", ")
+	live := "(SELECT CASE WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'" +
+		" THEN l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() ELSE fence.live(" + args + ") END" +
+		" FROM fence.live_lease AS l WHERE l.name OPERATOR(pg_catalog.=) " + name + " AND l.fence OPERATOR(pg_catalog.=) " + fence +
+		" AND l.proof OPERATOR(pg_catalog.=) pg_catalog.uuid_hash_extended(" + token + ", 0))"
+	if w.claims() {
+		live += " AND (SELECT pg_catalog.set_config('fence.entered', " + s.arg(w.grant.claim()) + "::pg_catalog.text, true) IS NOT NULL)"
+	}
+	return live
 }
 
-// leaseState asks what became of the grant; it explains, and decides nothing.
-func (w *write) leaseState(s *statement) string { return "fence.lease_state(" + w.grantArgs(s) + ")" }
+// claims says that a guard, should there be one, has to be told whose the transaction is. A write that raises the row's fence is left
+// to find that out by being refused, which changes nothing, for telling costs as much as asking.
+func (w *write) claims() bool {
+	raises := (w.kind == "update" || w.kind == "update_many") && w.options.rule == Once
+	return w.in != nil || w.table == nil || !raises || w.table.guarded.Load()
+}
+
+// learns reports whether a write was refused because it claimed nothing, and has those that follow do so.
+func (w *write) learns(err error) bool {
+	if pgerr.Code(err) != pgerr.Unproven || !w.live() || w.claims() {
+		return false
+	}
+	w.table.guarded.Store(true)
+	if w.table.usual != nil {
+		w.table.usual.list.Store(nil)
+	}
+	return true
+}
+
+// leaseState asks what became of the grant; it explains, and decides nothing. Under an isolation level that will not do it may be what
+// an old snapshot shows: then fence.live says so.
+func (w *write) leaseState(s *statement) string {
+	args := w.grantArgs(s)
+	return "CASE WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN fence.lease_state(" + args +
+		") ELSE fence.live(" + args + ")::pg_catalog.text END"
+}
 
 func (w *write) grantArgs(s *statement) string {
-	return s.arg(w.grant.name) + "::text, " + s.arg(w.grant.token) + "::text::uuid, " + s.theFence(w.grant.fence)
+	return s.arg(w.grant.name) + "::pg_catalog.text, " + s.arg(w.grant.token) + "::pg_catalog.text::pg_catalog.uuid, " + s.theFence(w.grant.fence)
 }
 
 func (w *write) requestArgs(s *statement) string {
@@ -419,9 +455,16 @@ func (w *write) assemble(s *statement, keep []string, with ...string) error {
 
 // run sends the write, and where it changed nothing finds out why.
 func (w *write) run(ctx context.Context) (Outcome, error) {
-	again := false
-	for {
-		changed, err := w.send(ctx)
+	changed, err := w.send(ctx)
+	return w.went(ctx, changed, err)
+}
+
+// went judges what came of sending the write.
+func (w *write) went(ctx context.Context, changed int64, err error) (Outcome, error) {
+	for again := false; ; again = true {
+		if again {
+			changed, err = w.send(ctx)
+		}
 		var unread readError
 		switch {
 		case errors.As(err, &unread):
@@ -440,7 +483,6 @@ func (w *write) run(ctx context.Context) (Outcome, error) {
 		}
 		// The row takes this fence now and did not then: it may have come into being, or have gone, between the two
 		// statements.
-		again = true
 	}
 }
 
@@ -474,12 +516,12 @@ func (w *write) sendOnce(ctx context.Context) (int64, error) {
 		}
 		w.gate.explicit.Store(true)
 	}
-	return inOwnTransaction(ctx, s, func(tx transaction) (int64, error) { return w.through(ctx, tx) })
+	return inOwnTransaction(ctx, s, nil, func(tx transaction) (int64, error) { return w.through(ctx, tx) })
 }
 
 // inOwnTransaction commits what f has done, unless it failed.
-func inOwnTransaction(ctx context.Context, s session, f func(transaction) (int64, error)) (int64, error) {
-	tx, err := s.begin(ctx)
+func inOwnTransaction(ctx context.Context, s session, settings map[string]string, f func(transaction) (int64, error)) (int64, error) {
+	tx, err := s.begin(ctx, settings)
 	if err != nil {
 		return 0, err
 	}
@@ -499,7 +541,7 @@ func (w *write) through(ctx context.Context, l link) (int64, error) {
 	if w.first {
 		s := &statement{text: l.text()}
 		if w.live() {
-			s.add("SELECT ", w.liveCall(s))
+			s.add("SELECT coalesce(", w.liveCall(s), ", false)")
 		} else {
 			s.add("SELECT ", w.mark(s))
 		}

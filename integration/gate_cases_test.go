@@ -34,11 +34,12 @@ func TestWriteThatWaitedForItsSuccessorIsRefused(t *testing.T) {
 					b := newBed(t)
 					table := b.table()
 					a := b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true}), "x")
-					b.age("x", time.Hour)
 
-					// B takes the lease over and writes, all in one transaction that stays open.
+					// B takes the lease over and writes, all in one transaction that stays open: who looks sees a lease that runs.
 					session := b.session()
 					_, err := session.Exec(ctx, `BEGIN`)
+					require.NoError(t, err)
+					_, err = session.Exec(ctx, ageSQL, "x", time.Hour)
 					require.NoError(t, err)
 					var fenceB int64
 					err = session.QueryRow(ctx, `SELECT fence FROM fence.acquire('x', 'B', '30s', gen_random_uuid())`).Scan(&fenceB)

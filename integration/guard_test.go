@@ -179,7 +179,7 @@ func TestForgedEntry(t *testing.T) {
 	b.refusedWith("WG008", `SET fence.marked = '2'; UPDATE app.orders SET v = 'x' WHERE id = 3`)
 	b.refusedWith("WG008", `SET fence.marked = '2'; DELETE FROM app.orders WHERE id = 3`)
 
-	// What one transaction was given does not help the next, also if it has kept it.
+	// What enters is the grant, by its token, for as long as it is held; nothing of it is left behind in the session.
 	session := b.session()
 	_, err := session.Exec(ctx, fmt.Sprintf(`BEGIN; SELECT fence.enter('x', '%s', %d)`, a.Token(), a.Fence()))
 	require.NoError(t, err)
@@ -189,7 +189,33 @@ func TestForgedEntry(t *testing.T) {
 	require.NoError(t, err)
 	_, err = session.Exec(ctx, `UPDATE app.orders SET v = 'x' WHERE id = 1`)
 	require.ErrorContains(t, err, "WG008", "the setting reads '' now")
-	b.refusedWith("WG008", `SET fence.entered = '`+kept+`'; UPDATE app.orders SET v = 'x' WHERE id = 1`)
+	for _, forged := range []string{
+		strings.Replace(kept, fmt.Sprint(":", a.Fence(), ":"), fmt.Sprint(":", a.Fence()+2, ":"), 1), strings.TrimSuffix(kept, "x") + "y", "0" + kept[1:], kept + " ",
+		strings.Replace(kept, ":", "::", 1), strings.ToUpper(kept[:36]) + kept[36:], kept[:36], kept[:37] + "0" + kept[37:],
+	} {
+		if forged != kept {
+			b.refusedWith("WG008", `SET fence.entered = '`+forged+`'; UPDATE app.orders SET v = 'x' WHERE id = 1`)
+		}
+	}
+	enter := `SET fence.entered = '` + kept + `'; `
+	b.exec(enter + `UPDATE app.orders SET v = 'A' WHERE id = 1`)
+	// Nor does going back behind the entry leave anything of it: the guard takes the lock itself.
+	_, err = session.Exec(ctx, `BEGIN; SAVEPOINT s; SELECT fence.enter('x', '`+a.Token()+fmt.Sprintf(`', %d); ROLLBACK TO SAVEPOINT s; `, a.Fence())+enter+`UPDATE app.orders SET v = 'A' WHERE id = 1`)
+	require.NoError(t, err)
+	_, err = b.session().Exec(ctx, `SELECT 1 FROM fence.lease WHERE name = 'x' FOR UPDATE NOWAIT`)
+	require.ErrorContains(t, err, "55P03")
+	_, err = session.Exec(ctx, `ROLLBACK; RESET fence.entered`)
+	require.NoError(t, err)
+	_, err = b.session().Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; `+enter+`UPDATE app.orders SET v = 'x' WHERE id = 1`)
+	require.ErrorContains(t, err, "WG008", "a snapshot may be older than the lock")
+	b.age("x", 2*time.Hour)
+	_, err = b.session().Exec(ctx, enter+`UPDATE app.orders SET v = 'x' WHERE id = 1`)
+	require.ErrorContains(t, err, "WG008", "it has expired")
+	var pgErr *pgconn.PgError
+	require.ErrorAs(t, err, &pgErr)
+	require.Contains(t, pgErr.Hint, "is over")
+	b.acquire(b.client(leasedb.Config{ManualRenewal: true}), "x")
+	b.refusedWith("WG008", enter+`UPDATE app.orders SET v = 'x' WHERE id = 1`)
 }
 
 // A refusal is an error of the whole statement: no cascade leaves an orphan behind, and no fence falls by one. (C32)
@@ -266,7 +292,7 @@ func TestGuardOfOddTables(t *testing.T) {
 	// A guard comes, changes and goes as it is told, and stays where nothing is said of it.
 	const guards = `SELECT count(*) - count(*) FILTER (WHERE tgname LIKE '%_keys') FROM pg_trigger WHERE tgname LIKE '~writegate%' AND tgrelid = 'app.orders'::regclass`
 	b.exec(`SELECT fence.protect('app.orders', 'term')`)
-	require.Equal(t, 2, query[int](b, guards))
+	require.Equal(t, 3, query[int](b, guards))
 	b.refusedWith("WG010", `TRUNCATE app.orders`)
 	b.exec(`SELECT fence.protect('app.orders', guard => 'off')`)
 	require.Equal(t, 0, query[int](b, guards))

@@ -132,8 +132,10 @@ func (b *bed) waitUntilBlocked() {
 // age moves a lease's whole term into the past, as if that much time had gone by.
 func (b *bed) age(name string, by time.Duration) {
 	b.t.Helper()
-	_, err := b.pool.Exec(context.Background(), `
-		UPDATE fence.lease SET granted_at = granted_at - $2::interval, renewed_at = renewed_at - $2::interval,
-		       expires_at = expires_at - $2::interval WHERE name = $1`, name, by)
+	_, err := b.pool.Exec(context.Background(), ageSQL, name, by)
 	require.NoError(b.t, err)
 }
+
+const ageSQL = `
+	UPDATE fence.lease SET granted_at = granted_at - $2::interval, renewed_at = renewed_at - $2::interval,
+	       expires_at = expires_at - $2::interval WHERE name = $1`

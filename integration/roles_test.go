@@ -104,7 +104,7 @@ func TestRoles(t *testing.T) {
 		`SELECT token FROM fence.lease`, `SELECT revoked FROM fence.lease`, `SELECT key FROM fence.secret`, `UPDATE fence.lease SET fence = 99`,
 		`SELECT nextval('fence.fence_seq')`, `SELECT setval('fence.fence_seq', 1)`, `ALTER SEQUENCE fence.fence_seq CACHE 10`, `SELECT fence.jump('x')`,
 		`DELETE FROM fence.rejection`, `UPDATE fence.rejection SET count = 1`, `INSERT INTO fence.term (fence, name, holder, ttl, granted_at) VALUES (99, 'x', 'h', '1s', now())`,
-		`DELETE FROM fence.epoch`, `SELECT fence.stamp_with(99)`, `SELECT fence.signature(99)`, `SELECT fence.allow(session_user::text, 'holder')`, `SELECT fence.grant_allowed()`,
+		`DELETE FROM fence.epoch`, `SELECT fence.entered()`, `SELECT fence.signature(99)`, `SELECT fence.allow(session_user::text, 'holder')`, `SELECT fence.grant_allowed()`,
 		`DROP TABLE fence.rejection`, `CREATE TABLE fence.mine ()`, `CREATE OR REPLACE FUNCTION fence.live(name text, token uuid, fence bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
 		`ALTER TABLE app.orders DISABLE TRIGGER ALL`,
 	}
@@ -147,7 +147,7 @@ func TestGuardRunsNothingOfTheTableOwners(t *testing.T) {
 	owner := b.session()
 	_, err := owner.Exec(ctx, `SET SESSION AUTHORIZATION `+role+`; CREATE TABLE own.mine (id int PRIMARY KEY)`)
 	require.NoError(t, err)
-	b.exec(`SELECT fence.protect('own.mine', guard => 'observe')`)
+	b.exec(`SELECT fence.protect('own.mine', guard => 'observe', strength => 'live')`)
 	_, err = owner.Exec(ctx, `CREATE TABLE own.loot (who text, what text); CREATE TYPE own.trap AS ENUM ('a');
 		CREATE FUNCTION own.evil() RETURNS text LANGUAGE plpgsql AS $$ BEGIN INSERT INTO own.loot VALUES (current_user, 'x'); RETURN 'x'; END $$;
 		CREATE FUNCTION own.evil(own.trap) RETURNS json LANGUAGE plpgsql AS $$ BEGIN PERFORM own.evil(); RETURN '1'; END $$;
@@ -180,7 +180,22 @@ func TestDecoys(t *testing.T) {
 		CREATE FUNCTION tenant.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS $$ SELECT 'decoy' $$;
 		CREATE FUNCTION tenant.jsonb_build_object(VARIADIC "any") RETURNS jsonb LANGUAGE internal AS 'jsonb_build_object_noargs';
 		CREATE FUNCTION tenant.never(bigint, bigint) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
-		CREATE OPERATOR tenant.< (leftarg = bigint, rightarg = bigint, function = tenant.never)`)
+		CREATE OPERATOR tenant.< (leftarg = bigint, rightarg = bigint, function = tenant.never);
+		-- All that a live write could be led astray by.
+		CREATE FUNCTION tenant.current_setting(text) RETURNS text LANGUAGE plpgsql AS 'BEGIN RAISE ''a decoy was called''; END';
+		CREATE FUNCTION tenant.uuid_hash_extended(uuid, bigint) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RAISE ''a decoy was called''; END';
+		CREATE FUNCTION tenant.uuid_hash_extended(uuid, int) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RAISE ''a decoy was called''; END';
+		CREATE COLLATION tenant."C" (provider = icu, locale = 'und', deterministic = true);
+		DO $do$
+		DECLARE t text; o text;
+		BEGIN
+		    FOREACH t IN ARRAY ARRAY['text', 'uuid', 'bigint', 'timestamptz'] LOOP
+		        EXECUTE format('CREATE FUNCTION tenant.decoy(%1$s, %1$s) RETURNS boolean LANGUAGE plpgsql AS ''BEGIN RAISE ''''a decoy was called''''; END''', t);
+		        FOREACH o IN ARRAY ARRAY['=', '<>', '>', '<=', '>='] LOOP
+		            EXECUTE format('CREATE OPERATOR tenant.%1$s (leftarg = %2$s, rightarg = %2$s, function = tenant.decoy)', o, t);
+		        END LOOP;
+		    END LOOP;
+		END $do$`)
 	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["search_path"] = "tenant, pg_temp, app, pg_catalog"
 	})

@@ -40,10 +40,11 @@ func TestEveryFormThatWaitedForItsSuccessorIsRefused(t *testing.T) {
 				ctx := context.Background()
 				b, table := newThings(t)
 				a := factsOf(b.acquire(b.client(leasedb.Config{Holder: "A", ManualRenewal: true}), "x"))
-				b.age("x", time.Hour)
 
 				session := b.session()
 				_, err := session.Exec(ctx, `BEGIN`)
+				require.NoError(t, err)
+				_, err = session.Exec(ctx, ageSQL, "x", time.Hour) // who looks sees a lease that runs
 				require.NoError(t, err)
 				var fenceB int64
 				err = session.QueryRow(ctx, `SELECT fence FROM fence.acquire('x', 'B', '30s', gen_random_uuid())`).Scan(&fenceB)

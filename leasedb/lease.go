@@ -142,10 +142,23 @@ func (l *Lease) errLocked() error {
 // the last step that cannot be cancelled; need is how long that step takes at worst. Otherwise the error is an
 // [ErrLittleTime], a [LostError] or [ErrReleased].
 func (l *Lease) Check(need time.Duration) error {
-	if err := l.Err(); err != nil {
-		return err
+	if l.zero() {
+		return ErrReleased
 	}
-	if left := l.Remaining(); left < need {
+	now := l.client.clock() // once: every protected write asks
+	l.mu.Lock()
+	left := time.Duration(0)
+	if l.state == Active {
+		left = l.remainingLocked(now)
+	}
+	l.mu.Unlock()
+	switch {
+	case left <= 0:
+		if err := l.Err(); err != nil {
+			return err
+		}
+		fallthrough
+	case left < need:
 		return fmt.Errorf("lease %q (fence %d): %w: %v of the %v asked for", l.name, l.fence, ErrLittleTime, left.Round(time.Millisecond), need)
 	}
 	return nil

@@ -141,7 +141,7 @@ END $$;
 -- tampered with, and jumps if what fences come from is not what it was at the last grant. Called by fence.acquire.
 -- +goose StatementBegin
 CREATE FUNCTION fence.check_source() RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_wrong    text;
@@ -240,7 +240,7 @@ CREATE FUNCTION fence.acquire(
     lock_wait interval DEFAULT '1 second', waiter text DEFAULT NULL,
     OUT granted boolean, OUT fence bigint, OUT expires_at timestamptz, OUT remaining interval,
     OUT held_by text, OUT next_in_line boolean
-) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     r      record;
@@ -361,50 +361,49 @@ END $$;
 -- +goose StatementBegin
 CREATE FUNCTION fence.renew(names text[], tokens uuid[])
 RETURNS TABLE (name text, outcome text, expires_at timestamptz)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_locked text[];
-    v_now    timestamptz;
+    v_rows tid[];
+    v_done text[];
+    v_ends timestamptz[];
+    v_now  timestamptz;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'isolation level %: fence.renew needs READ COMMITTED', current_setting('transaction_isolation')
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT … FROM fence.renew(…); COMMIT';
     END IF;
 
-    -- In name order, so that two clients that renew the same names cannot deadlock. FOR NO KEY UPDATE passes by the
-    -- FOR KEY SHARE of a write in flight: a heartbeat never waits for the holder's own work.
-    SELECT coalesce(array_agg(s.name), '{}') INTO v_locked
-      FROM (SELECT l.name
-              FROM fence.lease l
-              JOIN unnest(renew.names, renew.tokens) AS u (name, token) ON l.name = u.name COLLATE "C"
-             WHERE l.token = u.token
-             ORDER BY l.name
+    -- What waits for nothing cannot deadlock, in whatever order. FOR NO KEY UPDATE passes by the FOR KEY SHARE of a write
+    -- in flight: a heartbeat never waits for the holder's own work.
+    SELECT array_agg(s.at) INTO v_rows
+      FROM (SELECT l.ctid AS at
+              FROM unnest(renew.names, renew.tokens) AS u (name, token)
+              JOIN fence.lease l ON l.name = u.name COLLATE "C" AND l.token = u.token
                FOR NO KEY UPDATE OF l SKIP LOCKED) s;
 
     v_now := clock_timestamp();
 
-    RETURN QUERY
+    -- A row that is locked stays where it is, so that there is no need to look for it again.
     WITH renewed AS (
         UPDATE fence.lease l
            SET expires_at = v_now + l.ttl, renewed_at = v_now, renewals = l.renewals + 1
-          FROM unnest(renew.names, renew.tokens) AS u (name, token)
-          JOIN unnest(v_locked) AS k (name) ON k.name = u.name
-         WHERE l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL AND l.expires_at > v_now
+         WHERE l.ctid = ANY (v_rows) AND l.released_at IS NULL AND l.expires_at > v_now
         RETURNING l.name, l.expires_at
     )
-    SELECT u.name,
-           CASE WHEN d.name IS NOT NULL THEN 'renewed'
-                WHEN k.name IS NULL AND EXISTS (
-                    SELECT 1 FROM fence.lease l
-                     WHERE l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL
-                       AND l.expires_at > v_now) THEN 'locked'
-                ELSE 'lost'
-           END,
-           d.expires_at
-      FROM unnest(renew.names, renew.tokens) AS u (name, token)
-      LEFT JOIN renewed d ON d.name = u.name COLLATE "C"
-      LEFT JOIN unnest(v_locked) AS k (name) ON k.name = u.name;
+    SELECT array_agg(r.name), array_agg(r.expires_at) INTO v_done, v_ends FROM renewed r;
+    RETURN QUERY SELECT d.name, 'renewed', d.expires_at FROM unnest(v_done, v_ends) AS d (name, expires_at);
+
+    IF coalesce(cardinality(v_done), 0) < cardinality(renew.names) THEN
+        RETURN QUERY
+        SELECT u.name,
+               CASE WHEN EXISTS (SELECT 1 FROM fence.lease l
+                                  WHERE l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL AND l.expires_at > v_now)
+                    THEN 'locked' ELSE 'lost' END,
+               NULL::timestamptz
+          FROM (SELECT DISTINCT x.name, x.token FROM unnest(renew.names, renew.tokens) AS x (name, token)) u
+         WHERE NOT EXISTS (SELECT 1 FROM unnest(v_done) AS d (name) WHERE d.name = u.name);
+    END IF;
 END $$;
 -- +goose StatementEnd
 
@@ -421,7 +420,7 @@ END $$;
 CREATE FUNCTION fence.release(
     name text, token uuid, fence bigint DEFAULT NULL, lock_wait interval DEFAULT '1 second', revoke boolean DEFAULT false
 ) RETURNS text
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     r         record;

@@ -54,7 +54,7 @@ COMMENT ON COLUMN fence.rejection.verdict IS
 -- It explains a refusal. It must never decide one: what it read may change before the caller acts on it.
 -- +goose StatementBegin
 CREATE FUNCTION fence.lease_state(name text, token uuid, fence bigint) RETURNS text
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     r record;
@@ -72,31 +72,48 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- fence.dear is false, and has a price: where a condition has it the planner takes the index, and looks at few rows. A plan that was
+-- made while there were next to none, and is kept, would go on looking at all of them. It is never called for a lease that is held.
+-- +goose StatementBegin
+CREATE FUNCTION fence.dear() RETURNS boolean
+LANGUAGE plpgsql VOLATILE COST 1000000 SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN false;
+END $$;
+-- +goose StatementEnd
+
+-- fence.live_lease are the leases that are held, each locked as it is read: FOR KEY SHARE, which makes the next grant (FOR
+-- UPDATE) wait until the reader's transaction ends, and lets renewals (FOR NO KEY UPDATE) through. What has changed by the time
+-- that the lock is had is looked at anew. So a write may read it in its own WHERE clause; reading fence.lease there, by EXISTS,
+-- join or subquery, would look at the statement's snapshot: after a wait for the data row that may be a lease that has long been
+-- somebody else's. Whoever reads it has to ask of expires_at again, in what is selected: only there is the clock read after the
+-- lock; here it keeps an expired holder's writes from keeping the next one waiting. It needs READ COMMITTED.
+-- proof tells the token from another, and not what it is.
+CREATE VIEW fence.live_lease AS
+SELECT l.name, l.fence, uuid_hash_extended(l.token, 0) AS proof, l.expires_at
+  FROM fence.lease l
+ WHERE (l.released_at IS NULL OR fence.dear()) AND l.expires_at > clock_timestamp()
+   FOR KEY SHARE;
+COMMENT ON VIEW fence.live_lease IS 'leases that are held; reading one keeps it from being granted anew until the end of the transaction';
+
 -- fence.live answers whether the grant is the lease's newest and has not expired, and if so keeps it that way until
--- the calling transaction ends: it holds the lease row FOR KEY SHARE, which makes the next grant (FOR UPDATE) wait,
--- and lets renewals (FOR NO KEY UPDATE) through.
---
--- It is what a protected write of strength Live calls in its own WHERE clause. Reading fence.lease there instead, by
--- EXISTS, join or subquery, would look at the statement's snapshot: after a wait for the data row that may be a lease
--- that has long been somebody else's.
+-- the calling transaction ends. It is fence.live_lease for one's own SQL, and says if the isolation level is not what it needs.
 -- +goose StatementBegin
 CREATE FUNCTION fence.live(name text, token uuid, fence bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_expires_at timestamptz;
+    v_live boolean;
 BEGIN
     -- Under a snapshot that does not move, FOR KEY SHARE may lock a version of the row that is not the newest.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'isolation level %: a live write needs READ COMMITTED', current_setting('transaction_isolation')
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED, or write with strength Fenced.';
     END IF;
-    SELECT l.expires_at INTO v_expires_at
-      FROM fence.lease l
-     WHERE l.name = live.name AND l.token = live.token AND l.fence = live.fence AND l.released_at IS NULL
-       FOR KEY SHARE;
-    -- The clock is read here, after the lock, not in the statement that waited for it.
-    RETURN coalesce(v_expires_at > clock_timestamp(), false);
+    SELECT l.expires_at > clock_timestamp() INTO v_live
+      FROM fence.live_lease l
+     WHERE l.name = live.name AND l.fence = live.fence AND l.proof = uuid_hash_extended(live.token, 0);
+    RETURN coalesce(v_live, false);
 END $$;
 -- +goose StatementEnd
 
@@ -109,7 +126,7 @@ CREATE FUNCTION fence.record_rejection(
     table_name text, row_key jsonb, lease_name text, token uuid, fence bigint, reason text, current_fence bigint,
     given_holder text DEFAULT '', times bigint DEFAULT 1, first_at timestamptz DEFAULT NULL,
     OUT verdict text, OUT holder text, OUT current_holder text
-) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -305,6 +322,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 2 $$;
 
 REVOKE ALL ON FUNCTION
     fence.lease_state(text, uuid, bigint),
+    fence.dear(),
     fence.live(text, uuid, bigint),
     fence.record_rejection(text, jsonb, text, uuid, bigint, text, bigint, text, bigint, timestamptz),
     fence.protect(regclass, text, text, name),
@@ -336,6 +354,8 @@ DROP FUNCTION fence.unprotect(regclass);
 DROP FUNCTION fence.protect(regclass, text, text, name);
 DROP FUNCTION fence.record_rejection(text, jsonb, text, uuid, bigint, text, bigint, text, bigint, timestamptz);
 DROP FUNCTION fence.live(text, uuid, bigint);
+DROP VIEW fence.live_lease;
+DROP FUNCTION fence.dear();
 DROP FUNCTION fence.lease_state(text, uuid, bigint);
 DROP TABLE fence.rejection;
 DROP TABLE fence.protected_table;

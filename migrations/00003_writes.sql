@@ -54,7 +54,7 @@ COMMENT ON TABLE fence.audit_loss IS 'refusals that could not be recorded in fen
 -- while the insert waits for it.
 -- +goose StatementBegin
 CREATE FUNCTION fence.floor(relation regclass, key_hash bigint, key_check bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -70,7 +70,7 @@ END $$;
 -- fence.buried is fence.floor without the lock: it explains, and decides nothing.
 -- +goose StatementBegin
 CREATE FUNCTION fence.buried(relation regclass, key_hash bigint, key_check bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_fence bigint;
@@ -105,7 +105,7 @@ END $$;
 -- fence.bury leaves a tombstone. Call it in the statement that deletes the row, which has asked fence.floor first.
 -- +goose StatementBegin
 CREATE FUNCTION fence.bury(relation regclass, key_hash bigint, key_check bigint, row_key jsonb, fence bigint, lease_name text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM fence.may(bury.relation, 'DELETE');
@@ -122,7 +122,7 @@ END $$;
 -- waiting until the calling transaction ends.
 -- +goose StatementBegin
 CREATE FUNCTION fence.request_is_new(lease_name text, fence bigint, id text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_new boolean;
@@ -145,7 +145,7 @@ CREATE FUNCTION fence.request_applied(
     lease_name text, fence bigint, id text, kind text, relation regclass, key_hash bigint, key_check bigint,
     returned text[], result jsonb
 ) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM fence.may(request_applied.relation, 'INSERT, UPDATE, DELETE');
@@ -162,7 +162,7 @@ END $$;
 -- +goose StatementBegin
 CREATE FUNCTION fence.request_result(lease_name text, fence bigint, id text)
 RETURNS TABLE (kind text, relation regclass, key_hash bigint, key_check bigint, returned text[], result jsonb)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY SELECT r.kind, r.relation, r.key_hash, r.key_check, r.returned,
@@ -174,7 +174,7 @@ END $$;
 -- +goose StatementEnd
 
 -- fence.pin makes the calling transaction one of this grant's: no newer grant can exist before it ends. It holds the
--- lease row as fence.live does, and has the server end a transaction that stands still: statement_timeout,
+-- lease as fence.live does, and has the server end a transaction that stands still: statement_timeout,
 -- idle_in_transaction_session_timeout and, where there is one, transaction_timeout become what the lease has left,
 -- unless they are shorter already, for this transaction alone. So a client that stalls keeps the next holder waiting
 -- for a bounded time. Call it first.
@@ -185,31 +185,48 @@ END $$;
 CREATE FUNCTION fence.pin(
     name text, token uuid, fence bigint,
     OUT state text, OUT remaining interval, OUT transaction xid8, OUT timeline text
-) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_name text;
+    v_ends timestamptz;
     v_ms   text;
+    v_now  text;
 BEGIN
-    IF NOT fence.live(pin.name, pin.token, pin.fence) THEN
-        state := fence.lease_state(pin.name, pin.token, pin.fence);
-        RETURN;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM fence.live(pin.name, pin.token, pin.fence); -- which raises WG002
     END IF;
-    SELECT l.expires_at - clock_timestamp() INTO remaining FROM fence.lease l WHERE l.name = pin.name;
-    IF remaining <= interval '0' THEN
-        state := 'expired';
+    SELECT l.expires_at INTO v_ends FROM fence.live_lease l
+     WHERE l.name = pin.name AND l.fence = pin.fence AND l.proof = uuid_hash_extended(pin.token, 0);
+    remaining := v_ends - clock_timestamp();
+    IF remaining IS NULL OR remaining <= interval '0' THEN
+        state := fence.lease_state(pin.name, pin.token, pin.fence);
+        IF state = 'held' THEN
+            state := 'expired'; -- between one look and the next
+        END IF;
+        remaining := NULL;
         RETURN;
     END IF;
     state := 'held';
     transaction := pg_current_xact_id();
-    timeline := fence.timeline();
+    BEGIN -- as in fence.timeline; a call of it would cost as much as all the rest
+        timeline := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+    EXCEPTION WHEN OTHERS THEN
+        timeline := NULL;
+    END;
+    -- 0 means none. Assignments, where PERFORM would be a query.
     v_ms := ceil(extract(epoch FROM remaining) * 1000)::bigint::text;
-    FOREACH v_name IN ARRAY ARRAY['statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout'] LOOP
-        -- transaction_timeout is there from PostgreSQL 17 on. 0 means none.
-        IF current_setting(v_name, true)::interval = interval '0' OR current_setting(v_name, true)::interval > remaining THEN
-            PERFORM set_config(v_name, v_ms, true);
-        END IF;
-    END LOOP;
+    v_now := current_setting('statement_timeout');
+    IF v_now = '0' OR v_now::interval > remaining THEN
+        v_now := set_config('statement_timeout', v_ms, true);
+    END IF;
+    v_now := current_setting('idle_in_transaction_session_timeout');
+    IF v_now = '0' OR v_now::interval > remaining THEN
+        v_now := set_config('idle_in_transaction_session_timeout', v_ms, true);
+    END IF;
+    v_now := current_setting('transaction_timeout', true); -- from PostgreSQL 17 on
+    IF v_now = '0' OR v_now::interval > remaining THEN
+        v_now := set_config('transaction_timeout', v_ms, true);
+    END IF;
 END $$;
 -- +goose StatementEnd
 

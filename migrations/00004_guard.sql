@@ -9,13 +9,13 @@ ALTER TABLE fence.protected_table
 COMMENT ON COLUMN fence.protected_table.guard IS 'off, observe (refuses nothing, records what it would have refused) or enforce';
 COMMENT ON COLUMN fence.protected_table.unfenced IS 'what a guard does with a write that comes under no fence: allow, count or refuse';
 
--- Signs what fence.enter leaves in the transaction's settings, which anybody may write to.
+-- Signs what a guard leaves for itself in the transaction's settings, which anybody may write to.
 CREATE TABLE fence.secret (
     id  boolean PRIMARY KEY DEFAULT true CHECK (id),
     key bytea NOT NULL
 );
 INSERT INTO fence.secret (key) VALUES (sha256(convert_to(gen_random_uuid()::text || gen_random_uuid()::text, 'UTF8')));
-COMMENT ON TABLE fence.secret IS 'proves that it was fence.enter that entered a transaction; nobody but the owner reads it';
+COMMENT ON TABLE fence.secret IS 'proves that it was a guard that left a note for itself; nobody but the owner reads it';
 
 -- A guard that refuses raises, and takes with it whatever it might have written down. A sequence keeps count all the same.
 CREATE SEQUENCE fence.guard_refused AS bigint;
@@ -54,22 +54,8 @@ BEGIN
         RAISE EXCEPTION 'lease % is not held under fence %: %', quote_literal(enter.name), enter.fence, p.state
             USING ERRCODE = 'WG005', DETAIL = p.state, HINT = 'Stop writing; acquire the lease again before going on.';
     END IF;
-    PERFORM fence.stamp_with(enter.fence);
+    PERFORM set_config('fence.entered', enter.token || ':' || enter.fence || ':' || enter.name, true);
     RETURN p.remaining;
-END $$;
--- +goose StatementEnd
-
--- fence.live_entered is fence.live for a write to a guarded table, which has to see that it was asked.
--- +goose StatementBegin
-CREATE FUNCTION fence.live_entered(name text, token uuid, fence bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-BEGIN
-    IF NOT fence.live(live_entered.name, live_entered.token, live_entered.fence) THEN
-        RETURN false;
-    END IF;
-    PERFORM fence.stamp_with(live_entered.fence);
-    RETURN true;
 END $$;
 -- +goose StatementEnd
 
@@ -87,33 +73,30 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- +goose StatementBegin
-CREATE FUNCTION fence.stamp_with(fence bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-BEGIN
-    PERFORM set_config('fence.entered', stamp_with.fence || ':' || fence.signature(stamp_with.fence), true);
-END $$;
--- +goose StatementEnd
-
--- fence.entered returns the fence under which the transaction was entered, null if it was not. A setting that has been used
--- before in the session reads '' and not null; one that is not signed for this transaction is somebody's invention.
+-- fence.entered returns the fence under which the transaction was entered, null if it was not, or the lease is over. The setting
+-- names the grant by its token, fence and lease, and anybody may write it: what counts is what fence.live says of that grant, which is
+-- asked here, in other words. A setting that has been used before in the session reads '' and not null.
 -- +goose StatementBegin
 CREATE FUNCTION fence.entered() RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_setting text := current_setting('fence.entered', true);
+    v_grant   text;
+    v_name    text;
     v_fence   bigint;
+    v_live    boolean;
 BEGIN
-    IF v_setting IS NULL OR v_setting = '' THEN
+    IF v_setting IS NULL OR v_setting !~ '^[0-9a-f-]{36}:[0-9]{1,18}:' OR current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN NULL;
     END IF;
-    IF v_setting !~ '^[0-9]{1,18}:[0-9a-f]{64}$' THEN
-        RETURN NULL;
-    END IF;
-    v_fence := split_part(v_setting, ':', 1)::bigint;
-    IF split_part(v_setting, ':', 2) <> fence.signature(v_fence) THEN
+    v_grant := left(v_setting, 37 + strpos(substr(v_setting, 38), ':') - 1); -- token and fence, as far as the second colon
+    v_name := substr(v_setting, length(v_grant) + 2);
+    SELECT l.fence, l.expires_at > clock_timestamp() INTO v_fence, v_live
+      FROM fence.lease l
+     WHERE l.name = v_name AND l.token || ':' || l.fence = v_grant AND l.released_at IS NULL
+       FOR KEY SHARE;
+    IF v_live IS NOT TRUE THEN
         RETURN NULL;
     END IF;
     RETURN v_fence;
@@ -199,7 +182,7 @@ END $$;
 -- NULL to refuse: a cascade would leave orphans behind.
 -- +goose StatementBegin
 CREATE FUNCTION fence.guard() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_proof   boolean := TG_ARGV[2] = 'proof';
@@ -308,6 +291,12 @@ BEGIN
 
     IF v_finding = 'unfenced' AND TG_ARGV[1] = 'allow' THEN
         v_finding := NULL;
+    ELSIF v_finding = 'unproven' AND TG_ARGV[0] = 'observe' AND EXISTS (
+              SELECT 1 FROM fence.term t JOIN fence.lease l ON l.name = t.name AND l.fence = t.fence
+               WHERE t.fence = v_new AND l.released_at IS NULL) THEN
+        -- A gate that knows of no guard yet shows no proof, until one refuses it. Here nothing is refused, and the newest grant's
+        -- write is no finding.
+        v_finding := NULL;
     ELSIF v_finding IS NOT NULL AND TG_ARGV[0] = 'enforce' AND NOT (v_finding = 'unfenced' AND TG_ARGV[1] = 'count') THEN
         PERFORM nextval('fence.guard_refused');
         RAISE EXCEPTION '% of % refused: %', TG_OP, v_table, CASE v_finding
@@ -318,10 +307,11 @@ BEGIN
             ELSE 'every row would forget its fence' END
             USING ERRCODE = CASE v_finding WHEN 'stale' THEN 'WG006' WHEN 'lowered' THEN 'WG007' WHEN 'unfenced' THEN 'WG008'
                                            WHEN 'unproven' THEN 'WG009' ELSE 'WG010' END,
-                  HINT = CASE v_finding
-                      WHEN 'stale' THEN 'Stop writing: somebody else is at work.'
-                      WHEN 'lowered' THEN 'Leave the fence column out of the statement: the guard stamps it.'
-                      WHEN 'truncated' THEN 'DELETE the rows, or fence.unprotect() the table first.'
+                  HINT = CASE
+                      WHEN v_finding = 'stale' THEN 'Stop writing: somebody else is at work.'
+                      WHEN v_entered IS NULL AND coalesce(current_setting('fence.entered', true), '') <> '' THEN 'The lease under which this transaction was entered is over: stop writing.'
+                      WHEN v_finding = 'lowered' THEN 'Leave the fence column out of the statement: the guard stamps it.'
+                      WHEN v_finding = 'truncated' THEN 'DELETE the rows, or fence.unprotect() the table first.'
                       ELSE 'Write through the gate, or after SELECT fence.enter(name, token, fence) in the same transaction.' END,
                   TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
     ELSIF v_finding IS NOT NULL THEN
@@ -369,7 +359,7 @@ END $$;
 -- and raises WG006.
 -- +goose StatementBegin
 CREATE FUNCTION fence.guard_rekey() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_table regclass := CASE TG_ARGV[4] WHEN 'partitioned' THEN pg_partition_root(TG_RELID) ELSE TG_RELID END;
@@ -437,7 +427,7 @@ BEGIN
             EXECUTE format('DROP TRIGGER "~writegate_guard_truncate" ON %s', v_part);
         END IF;
     END LOOP;
-    FOREACH v_name IN ARRAY ARRAY['~writegate_guard', '~writegate_guard_keys'] LOOP
+    FOREACH v_name IN ARRAY ARRAY['~writegate_guard', '~writegate_guard_rows', '~writegate_guard_keys'] LOOP
         IF EXISTS (SELECT 1 FROM pg_trigger t WHERE t.tgrelid = install_guard.relation AND t.tgname = v_name) THEN
             EXECUTE format('DROP TRIGGER %I ON %s', v_name, install_guard.relation);
         END IF;
@@ -464,8 +454,17 @@ BEGIN
       FROM unnest(ARRAY[p.guard, p.unfenced, CASE WHEN p.strength = 'fenced' THEN '' ELSE 'proof' END,
                         p.fence_column, CASE p.relkind WHEN 'p' THEN 'partitioned' ELSE '' END]
                   || v_keys) WITH ORDINALITY x (argument, n);
-    EXECUTE format('CREATE TRIGGER "~writegate_guard" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
-                   install_guard.relation, v_function, v_arguments);
+    IF p.strength = 'fenced' AND p.relkind = 'r' THEN
+        -- An update that raises the fence is what the gate does, and needs no proof here: it need not even get to the function.
+        EXECUTE format($trigger$CREATE TRIGGER "~writegate_guard" BEFORE UPDATE ON %1$s FOR EACH ROW
+            WHEN ((NEW.%4$I OPERATOR(pg_catalog.>) OLD.%4$I) IS NOT TRUE OR pg_catalog.current_setting('fence.entered', true) OPERATOR(pg_catalog.<>) '')
+            EXECUTE FUNCTION %2$s(%3$s)$trigger$, install_guard.relation, v_function, v_arguments, p.fence_column);
+        EXECUTE format('CREATE TRIGGER "~writegate_guard_rows" BEFORE INSERT OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
+                       install_guard.relation, v_function, v_arguments);
+    ELSE
+        EXECUTE format('CREATE TRIGGER "~writegate_guard" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
+                       install_guard.relation, v_function, v_arguments);
+    END IF;
     SELECT array_agg(DISTINCT quote_ident(c.name)) INTO v_columns
       FROM unnest(v_keys) k (names) CROSS JOIN LATERAL json_array_elements_text(k.names::json) c (name);
     IF v_columns IS NULL THEN
@@ -594,9 +593,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 4 $$;
 
 REVOKE ALL ON FUNCTION
     fence.enter(text, uuid, bigint),
-    fence.live_entered(text, uuid, bigint),
     fence.signature(bigint),
-    fence.stamp_with(bigint),
     fence.entered(),
     fence.marked(),
     fence.keys_of(regclass),
@@ -650,8 +647,6 @@ DROP FUNCTION fence.keys_of(regclass);
 DROP FUNCTION fence.marked();
 DROP FUNCTION fence.entered();
 DROP FUNCTION fence.enter(text, uuid, bigint);
-DROP FUNCTION fence.live_entered(text, uuid, bigint);
-DROP FUNCTION fence.stamp_with(bigint);
 DROP FUNCTION fence.signature(bigint);
 DROP TABLE fence.observation;
 DROP SEQUENCE fence.guard_observed;

@@ -91,8 +91,8 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA fence TO %I', a.role);
         CASE a.what
         WHEN 'holder' THEN
-            EXECUTE format('GRANT SELECT ON fence.protected_table TO %I', a.role);
-            EXECUTE format('GRANT EXECUTE ON FUNCTION fence.acquire, fence.renew, fence.release, fence.live, fence.live_entered, fence.enter,
+            EXECUTE format('GRANT SELECT ON fence.protected_table, fence.live_lease TO %I', a.role);
+            EXECUTE format('GRANT EXECUTE ON FUNCTION fence.acquire, fence.renew, fence.release, fence.live, fence.dear, fence.enter,
                 fence.lease_state, fence.pin, fence.transaction_fate, fence.floor, fence.buried, fence.bury, fence.request_is_new,
                 fence.request_applied, fence.request_result, fence.record_rejections TO %I', a.role);
         WHEN 'auditor' THEN

@@ -445,7 +445,7 @@ func (v *verifier) leaseHot() error {
 
 // What fence.allow gives. A test compares.
 var (
-	holderFunctions = []string{"acquire", "renew", "release", "live", "live_entered", "enter", "lease_state", "pin", "transaction_fate", "floor",
+	holderFunctions = []string{"acquire", "renew", "release", "live", "dear", "enter", "lease_state", "pin", "transaction_fate", "floor",
 		"buried", "bury", "request_is_new", "request_applied", "request_result", "record_rejections"}
 	auditorTables = []string{"term", "epoch", "protected_table", "rejection", "tombstone", "request", "audit_loss", "observation", "allowed", "pruned"}
 )

@@ -106,17 +106,20 @@ func TestEveryCheckFindsItsFault(t *testing.T) {
 		{"guard-missing", "", "guard of keys", enforce + `; DROP TRIGGER "~writegate_guard_keys" ON app.orders`},
 		{"guard-disabled", "app.p", "disabled in app.p1", `CREATE TABLE app.p (id int PRIMARY KEY) PARTITION BY LIST (id); CREATE TABLE app.p1 PARTITION OF app.p DEFAULT; SELECT fence.protect('app.p', guard => 'enforce');
 			ALTER TABLE app.p1 DISABLE TRIGGER "~writegate_guard"`},
-		{"guard-differs", "", "it has a condition", enforce + `; DO $$ BEGIN EXECUTE replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER') ; EXECUTE replace(
-			replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'EXECUTE FUNCTION', 'WHEN (false) EXECUTE FUNCTION'); END $$`},
+		{"guard-differs", "", "it has another condition", enforce + `; DO $$ BEGIN EXECUTE replace(
+			replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), ' OR (current_setting', ' OR false AND (current_setting'); END $$`},
+		{"guard-differs", "", "its guard of rows that come and go is not the one that was installed: it has another condition", enforce + `; DO $$ BEGIN EXECUTE replace(
+			replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard_rows')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'EXECUTE FUNCTION', 'WHEN (false) EXECUTE FUNCTION'); END $$`},
+		{"guard-missing", "", "come and go is missing", enforce + `; DROP TRIGGER "~writegate_guard_rows" ON app.orders`},
 		{"guard-differs", "", "it calls app.f()", enforce + `; CREATE FUNCTION app.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN coalesce(NEW, OLD); END'; DO $$ BEGIN EXECUTE replace(
 			replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'fence.guard(', 'app.f('); END $$`},
 		{"guard-differs", "", "fires at other times", enforce + `; DO $$ BEGIN EXECUTE replace(
-			replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'INSERT OR DELETE OR UPDATE', 'INSERT'); END $$`},
+			replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'BEFORE UPDATE', 'AFTER UPDATE'); END $$`},
 		{"guard-differs", "", "looks at changes of (id), the keys are of (code, id)", enforce + `; ALTER TABLE app.orders ADD code text NOT NULL DEFAULT 'x'; ALTER TABLE app.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, code); ` + enforce + `;
 			DO $$ BEGIN EXECUTE replace(replace(pg_get_triggerdef((SELECT oid FROM pg_trigger WHERE tgname = '~writegate_guard_keys')), 'CREATE TRIGGER', 'CREATE OR REPLACE TRIGGER'), 'UPDATE OF code, id', 'UPDATE OF id'); END $$`},
 		{"schema-changed", "fence.guard()", "not as the migrations make it", `CREATE OR REPLACE FUNCTION fence.guard() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN coalesce(NEW, OLD); END'`},
 		{"schema-changed", "fence.live(text,uuid,bigint)", "not as the migrations make it", `ALTER FUNCTION fence.live SECURITY INVOKER`},
-		{"schema-changed", "fence.live(text,uuid,bigint)", "not as the migrations make it", `ALTER FUNCTION fence.live RESET search_path`},
+		{"schema-changed", "fence.pin(text,uuid,bigint)", "not as the migrations make it", `ALTER FUNCTION fence.pin RESET search_path`},
 		{"schema-changed", "fence.may(regclass,text)", "missing", `DROP FUNCTION fence.may`},
 		{"schema-changed", "fence.mine()", "none of ours", `CREATE FUNCTION fence.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'`},
 		{"table-rules", "", "r on app.orders", `CREATE RULE r AS ON UPDATE TO app.orders DO INSTEAD NOTHING`},

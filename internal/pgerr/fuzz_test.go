@@ -35,7 +35,7 @@ func FuzzClassification(f *testing.F) {
 	} {
 		f.Add(code, "ERROR", "function fence.live(text) does not exist")
 		f.Add(code, "FATAL", `permission denied for schema fence`)
-		f.Add(code, "PANIC", "permission denied for function live_entered")
+		f.Add(code, "PANIC", "permission denied for function live")
 	}
 	ctx := context.Background()
 	cfg := pgtest.NewEmpty(f)

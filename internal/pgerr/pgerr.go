@@ -17,7 +17,8 @@ const (
 	CannotProtect = "WG003"
 	FencesHeld    = "WG004" // the schema cannot go while protected tables hold fences
 	LeaseOver     = "WG005" // fence.enter: the lease is not this grant's any more
-	// Of guards: WG006 stale, WG007 the row's fence would fall, WG008 unfenced, WG009 unproven, WG010 TRUNCATE.
+	// Of guards: WG006 stale, WG007 the row's fence would fall, WG008 unfenced, WG010 TRUNCATE; and
+	Unproven = "WG009" // the row's fence is raised without proof of holding it
 )
 
 // Code returns the SQLSTATE in err, "" if it has none.
@@ -48,7 +49,7 @@ func LockTimeout(err error) bool {
 	return Code(err) == "55P03"
 }
 
-var fenceFunction = regexp.MustCompile(`function (live|live_entered|enter|lease_state|pin|floor|buried|bury|request_\w+|transaction_fate)$`)
+var fenceFunction = regexp.MustCompile(`(?:view live_lease|function (?:live|dear|enter|lease_state|pin|floor|buried|bury|request_\w+|transaction_fate))$`)
 
 // NoSuchFunction reports whether err may come from calling a function of schema fence: those of a protected write's own
 // table are told by other codes.

@@ -140,14 +140,18 @@ func (s *Server) Promote(t testing.TB) {
 	s.command(t, "pg_ctl", "-D", filepath.Join(s.files.dir, "data"), "-w", "promote")
 }
 
+// Program returns where one of the server's programs is, such as pgbench, or the name itself where it is not among them.
+func (s *Server) Program(name string) string {
+	if program := filepath.Join(s.files.bin, name); isExecutable(program) {
+		return program
+	}
+	return name
+}
+
 // command runs one of the server's programs as its user.
 func (s *Server) command(t testing.TB, name string, args ...string) {
 	t.Helper()
-	program := filepath.Join(s.files.bin, name)
-	if !isExecutable(program) {
-		program = name
-	}
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(s.Program(name), args...)
 	cmd.Dir = s.files.dir
 	cmd.Env = cleanEnv()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.files.owner}
