@@ -1,6 +1,7 @@
 package leasedb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +60,9 @@ type renewal struct {
 const (
 	acquireSQL = `SELECT granted, fence, (extract(epoch FROM remaining) * 1000000)::bigint, held_by, next_in_line
 		FROM fence.acquire($1, $2, make_interval(secs => $3), $4::text::uuid, make_interval(secs => $5), $6)`
-	renewSQL   = `SELECT name, outcome FROM fence.renew($1::text[], $2::text[]::uuid[])`
+	// In one row, of those that are as they should be no more than their number.
+	renewSQL = `SELECT count(*) FILTER (WHERE outcome = 'renewed'), coalesce(array_agg(name) FILTER (WHERE outcome <> 'renewed'), '{}'),
+		coalesce(array_agg(outcome) FILTER (WHERE outcome <> 'renewed'), '{}') FROM fence.renew($1::text[], $2::text[]::uuid[])`
 	releaseSQL = `SELECT fence.release($1, $2::text::uuid, nullif($3::bigint, 0), make_interval(secs => $4), $5)`
 	versionSQL = `SELECT fence.schema_version()`
 )
@@ -146,17 +149,25 @@ func (s *pgStore) acquire(ctx context.Context, req acquireRequest) (a acquireAns
 }
 
 func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals []renewal, err error) {
+	var renewed int
+	var others, outcomes []string
 	_, err = s.call(ctx, s.renewals, func(ctx context.Context, q querier) error {
-		rows, err := q.Query(ctx, renewSQL, names, tokens)
-		if err != nil {
-			return err
-		}
-		renewals, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r renewal, err error) {
-			return r, row.Scan(&r.name, &r.outcome)
-		})
-		return err
+		return q.QueryRow(ctx, renewSQL, names, tokens).Scan(&renewed, &others, &outcomes)
 	})
-	return renewals, err
+	if err != nil {
+		return nil, err
+	}
+	if renewed+len(others) != len(names) {
+		return nil, fmt.Errorf("fence.renew answered for %d leases of %d", renewed+len(others), len(names))
+	}
+	other := make(map[string]string, len(others))
+	for i, name := range others {
+		other[name] = outcomes[i]
+	}
+	for _, name := range names {
+		renewals = append(renewals, renewal{name, cmp.Or(other[name], outcomeRenewed)})
+	}
+	return renewals, nil
 }
 
 func (s *pgStore) release(ctx context.Context, req releaseRequest) (outcome string, err error) {

@@ -147,10 +147,15 @@ DECLARE
     v_wrong    text;
     v_first    boolean;
     v_behind   boolean;
-    v_timeline text := fence.timeline();
+    v_timeline text;
     v_reason   text;
     e          record;
 BEGIN
+    BEGIN -- as in fence.timeline, whose call would cost as much again
+        v_timeline := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+    EXCEPTION WHEN OTHERS THEN
+        v_timeline := NULL;
+    END;
     SELECT concat_ws(', ',
                CASE WHEN s.seqtypid <> 'bigint'::regtype THEN 'is not bigint' END,
                CASE WHEN s.seqincrement <> 2 THEN format('increments by %s, not 2', s.seqincrement) END,
@@ -246,6 +251,7 @@ DECLARE
     r      record;
     v_now  timestamptz;
     v_seen bigint;
+    v_set  text;
 BEGIN
     IF acquire.name IS NULL OR octet_length(acquire.name) NOT BETWEEN 1 AND 255 OR acquire.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
         RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
@@ -299,9 +305,10 @@ BEGIN
 
     -- Transaction-local, so that nothing leaks into a pooled session. A grant that a crash can undo is a fence that
     -- can be issued twice, so asynchronous commit is overruled here.
-    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
+    -- Assignments: PERFORM would be a query.
+    v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
     IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
+        v_set := set_config('synchronous_commit', 'on', true);
     END IF;
 
     LOOP
@@ -342,9 +349,11 @@ BEGIN
            granted_at = v_now, renewed_at = v_now, renewals = 0, expires_at = acquire.expires_at,
            released_at = NULL, wanted_by = NULL
      WHERE l.name = acquire.name;
-    UPDATE fence.term t
-       SET ended_at = r.expires_at, end_reason = 'expired', renewals = r.renewals
-     WHERE t.fence = r.fence AND t.ended_at IS NULL;
+    IF r.fence > 0 AND r.released_at IS NULL THEN -- else its end is on record
+        UPDATE fence.term t
+           SET ended_at = r.expires_at, end_reason = 'expired', renewals = r.renewals
+         WHERE t.fence = r.fence AND t.ended_at IS NULL;
+    END IF;
     INSERT INTO fence.term (fence, name, holder, ttl, granted_at, application_name, client_addr, db_user)
     VALUES (acquire.fence, acquire.name, acquire.holder, acquire.ttl, v_now,
             current_setting('application_name'), inet_client_addr(), session_user);
@@ -443,7 +452,7 @@ BEGIN
         RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(release.lock_wait::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
-    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true);
+    v_outcome := set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true); -- PERFORM would be a query
 
     IF release.revoke THEN -- whose mark needs a row to be in
         INSERT INTO fence.lease (name) VALUES (release.name) ON CONFLICT DO NOTHING;
