@@ -467,3 +467,53 @@ func TestProtectDoesNotWaitForEachPartition(t *testing.T) {
 	_, err = session.Exec(ctx, `COMMIT`)
 	require.NoError(t, err)
 }
+
+// A guard that comes while programs run, which know of none, refuses none of their lawful writes, and finds nothing wrong with
+// them; rule once alone shows it what it needs to see.
+func TestGuardThatComesWhileProgramsRun(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	b.exec(`SELECT fence.protect('app.orders', strength => 'live')`)
+	open := func() *fencedb.Table {
+		table, err := b.gateOf(fencedb.New(b.pool, fencedb.Config{})).Table(ctx, "app.orders")
+		require.NoError(t, err)
+		return table
+	}
+	client := b.client(leasedb.Config{ManualRenewal: true})
+	write := func(table *fencedb.Table, id int) {
+		t.Helper()
+		lease := b.acquire(client, "x")
+		outcome, err := table.Update(ctx, lease, fencedb.Key{"id": id}, fencedb.Set{"v": "A"})
+		require.NoError(t, err)
+		require.Equal(t, fencedb.Applied, outcome)
+		require.NoError(t, lease.Release(ctx))
+	}
+	writeMany := func(table *fencedb.Table) {
+		t.Helper()
+		lease := b.acquire(client, "x")
+		results, err := table.UpdateMany(ctx, lease, []fencedb.Row{{Key: fencedb.Key{"id": 1}, Set: fencedb.Set{"v": "B"}}, {Key: fencedb.Key{"id": 2}, Set: fencedb.Set{"v": "B"}}})
+		require.NoError(t, err)
+		for _, r := range results {
+			require.Equal(t, fencedb.Applied, r.Outcome)
+		}
+		require.NoError(t, lease.Release(ctx))
+	}
+	one, many, first := open(), open(), open()
+	for range 2 { // the second is sent as the first was
+		write(one, 1)
+	}
+	writeMany(many)
+	b.exec(`SELECT fence.protect('app.orders', guard => 'observe')`)
+	write(one, 1)
+	writeMany(many)
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.observation`))
+	b.exec(`SELECT fence.protect('app.orders', guard => 'enforce', unfenced => 'refuse')`)
+	for range 2 {
+		write(one, 1)
+		write(first, 2)
+		writeMany(many)
+	}
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
+	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.observation`))
+	b.refusedWith("WG009", `UPDATE app.orders SET v = 'x', last_fence = last_fence + 2 WHERE id = 1`)
+}
