@@ -1,4 +1,4 @@
-.PHONY: test demo lint ci image build proof proof-long
+.PHONY: test demo lint ci image build proof proof-long bench
 
 test:
 	go test -race ./...
@@ -24,3 +24,7 @@ proof:
 
 proof-long:
 	@go run ./integration/proof -long -parts campaign,failover,patroni,hosts,controls $(PROOF)
+
+# docs/speed.md; JSON=FILE keeps the results, WORK=Live measures only what has that in its name
+bench:
+	@cd integration/bench && go test -count=1 -timeout 20m -run '^TestBench$$' . -args -measure -json '$(if $(JSON),$(abspath $(JSON)))' -work '$(WORK)'
