@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -143,7 +144,7 @@ func (u *usualUpdates) remember(one *usualUpdate) {
 			return
 		}
 	}
-	list := append(old[:len(old):len(old)], one)
+	list := slices.Concat(old, []*usualUpdate{one})
 	u.list.Store(&list)
 }
 
