@@ -78,7 +78,7 @@ END $$;
 -- asked here, in other words. A setting that has been used before in the session reads '' and not null.
 -- +goose StatementBegin
 CREATE FUNCTION fence.entered() RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_setting text := current_setting('fence.entered', true);
@@ -94,7 +94,7 @@ BEGIN
     v_name := substr(v_setting, length(v_grant) + 2);
     SELECT l.fence, l.expires_at > clock_timestamp() INTO v_fence, v_live
       FROM fence.lease l
-     WHERE l.name = v_name AND l.token || ':' || l.fence = v_grant AND l.released_at IS NULL
+     WHERE l.name = v_name AND l.token || ':' || l.fence = v_grant AND (l.released_at IS NULL OR fence.dear())
        FOR KEY SHARE;
     IF v_live IS NOT TRUE THEN
         RETURN NULL;
@@ -182,7 +182,7 @@ END $$;
 -- NULL to refuse: a cascade would leave orphans behind.
 -- +goose StatementBegin
 CREATE FUNCTION fence.guard() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_proof   boolean := TG_ARGV[2] = 'proof';
@@ -359,7 +359,7 @@ END $$;
 -- and raises WG006.
 -- +goose StatementBegin
 CREATE FUNCTION fence.guard_rekey() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_table regclass := CASE TG_ARGV[4] WHEN 'partitioned' THEN pg_partition_root(TG_RELID) ELSE TG_RELID END;
