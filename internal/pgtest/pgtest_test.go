@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,7 +39,14 @@ func TestMain(m *testing.M) {
 			}
 			return
 		}
-		select {} // until a signal
+		ended := make(chan os.Signal, 1)
+		for _, s := range []os.Signal{syscall.SIGHUP, os.Interrupt} {
+			if signal.Ignored(s) { // as what runs under nohup inherits it
+				signal.Notify(ended, s)
+			}
+		}
+		<-ended // else the signal itself ends it
+		os.Exit(1)
 	}
 	Main(m)
 }
