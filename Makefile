@@ -27,4 +27,5 @@ proof-long:
 
 # docs/speed.md; JSON=FILE keeps the results, WORK=Live measures only what has that in its name
 bench:
-	@cd integration/bench && go test -count=1 -timeout 20m -run '^TestBench$$' . -args -measure -json '$(if $(JSON),$(abspath $(JSON)))' -work '$(WORK)'
+	@cd integration/bench && dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && go test -c -o "$$dir/bench" . && \
+		"$$dir/bench" -test.run '^TestBench$$' -test.timeout 20m -measure -json '$(if $(JSON),$(abspath $(JSON)))' -work '$(WORK)'
