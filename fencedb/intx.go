@@ -111,10 +111,8 @@ var pinSQL = `SELECT 'held', r.ms, pg_catalog.pg_current_xact_id()::pg_catalog.t
        pg_catalog.set_config('fence.entered', $4::pg_catalog.text, true), ` +
 	noLonger("statement_timeout") + ", " + noLonger("idle_in_transaction_session_timeout") + `,
        CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN ` + noLonger("transaction_timeout") + ` END
-  FROM (SELECT pg_catalog.ceil(extract(epoch FROM l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint AS ms
-          FROM fence.live_lease AS l
-         WHERE l.name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND l.fence OPERATOR(pg_catalog.=) $3::bigint
-           AND l.proof OPERATOR(pg_catalog.=) pg_catalog.uuid_hash_extended($2::pg_catalog.text::pg_catalog.uuid, 0)) AS r
+  FROM (SELECT pg_catalog.ceil(extract(epoch FROM l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint AS ms` +
+	fromLiveLease("$1::pg_catalog.text", "$2::pg_catalog.text::pg_catalog.uuid", "$3::bigint") + `) AS r
  WHERE r.ms OPERATOR(pg_catalog.>) 0`
 
 // noLonger has the server end what takes longer than the lease has left, unless it is to end sooner already. 0 means never.
@@ -192,19 +190,20 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at pinnedTo, sent time.Time, err error) {
 	for attempt := 0; ; attempt++ {
 		sent = time.Now()
+		byFunction := w.gate.pinsByFunction.Load()
 		if s, err = w.gate.base.session(ctx); err != nil {
 			return nil, nil, at, sent, err
 		}
-		if tx, err = s.begin(ctx, nil); err == nil {
+		if tx, err = s.begin(ctx, ""); err == nil {
 			sent = time.Now()
-			if at, err = w.pin(ctx, tx); err == nil {
+			if at, err = w.pin(ctx, tx, byFunction); err == nil {
 				return s, tx, at, sent, nil
 			}
 			w.rollback(ctx, tx)
 			err = pgerr.BeforeCommit(err)
 		}
 		s.release()
-		if code := pgerr.Code(err); !w.gate.pinsByFunction.Load() && (code == "42501" || code == "42883" || code == "42P01") {
+		if code := pgerr.Code(err); !byFunction && (code == "42501" || code == "42883" || code == "42P01") {
 			w.gate.pinsByFunction.Store(true)
 			continue
 		}
@@ -215,10 +214,10 @@ func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at 
 }
 
 // pin pins the transaction that is to be, or finds out why not.
-func (w *write) pin(ctx context.Context, tx transaction) (at pinnedTo, err error) {
+func (w *write) pin(ctx context.Context, tx transaction, byFunction bool) (at pinnedTo, err error) {
 	args := []any{w.grant.name, w.grant.token, w.grant.fence, w.grant.claim()}
 	var entered, ignored *string
-	if w.gate.pinsByFunction.Load() {
+	if byFunction {
 		return at, one(ctx, tx, pinByFunctionSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered)
 	}
 	err = one(ctx, tx, pinSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered, &ignored, &ignored, &ignored)

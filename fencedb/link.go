@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,8 +41,8 @@ type base interface {
 // session is one connection, taken from the pool until it is released.
 type session interface {
 	link
-	// begin begins a transaction, READ COMMITTED, with these settings, which end with it.
-	begin(ctx context.Context, settings map[string]string) (transaction, error)
+	// begin begins a transaction, READ COMMITTED, with settings, if any, which end with it: SET LOCAL …; SET LOCAL …
+	begin(ctx context.Context, settings string) (transaction, error)
 	release()
 }
 
@@ -331,25 +330,16 @@ type pgxSession struct {
 
 func (s pgxSession) release() { s.pooled.Release() }
 
-func (s pgxSession) begin(ctx context.Context, settings map[string]string) (transaction, error) {
+func (s pgxSession) begin(ctx context.Context, settings string) (transaction, error) {
 	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
-	if settings != nil {
-		options = pgx.TxOptions{BeginQuery: "begin isolation level read committed; " + setLocal(settings)} // in one round trip
+	if settings != "" {
+		options = pgx.TxOptions{BeginQuery: "begin isolation level read committed; " + settings} // in one round trip
 	}
 	tx, err := s.pooled.BeginTx(ctx, options)
 	if err != nil {
 		return nil, pgerr.BeforeSending(err)
 	}
 	return pgxTransaction{pgxLink{tx, s.textOnly}, tx}, nil
-}
-
-// setLocal is what makes settings in a transaction.
-func setLocal(settings map[string]string) string {
-	var b strings.Builder
-	for name, value := range settings {
-		b.WriteString("set local " + name + " = " + value + "; ")
-	}
-	return b.String()
 }
 
 type pgxTransaction struct {
@@ -416,7 +406,7 @@ func (s *sqlSession) release() {
 	}()
 }
 
-func (s *sqlSession) begin(ctx context.Context, settings map[string]string) (transaction, error) {
+func (s *sqlSession) begin(ctx context.Context, settings string) (transaction, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, pgerr.BeforeSending(err)
 	}
@@ -428,8 +418,8 @@ func (s *sqlSession) begin(ctx context.Context, settings map[string]string) (tra
 		return nil, pgerr.BeforeSending(err)
 	}
 	t := &sqlTransaction{sqlLink{tx}, tx, s, cancel}
-	for name, value := range settings {
-		if _, err := tx.ExecContext(lasting, "SET LOCAL "+name+" = "+value); err != nil {
+	if settings != "" {
+		if _, err := tx.ExecContext(lasting, settings); err != nil {
 			t.rollback(ctx)
 			return nil, pgerr.BeforeCommit(err)
 		}

@@ -107,7 +107,7 @@ type many struct {
 	arrays     []string // of the columns, those of the key first
 	digest     [2]int64 // of all keys, in the place of one's hashes in the record of a request
 	results    []Result
-	quick      *statement // what does it where nothing is in the way; nil once that is not so
+	quick      *statement // what does it where nothing is in the way; nil where only the other statement will do
 }
 
 // check takes the values of all rows together, column by column.
@@ -213,7 +213,7 @@ func (m *many) buildQuick() error {
 // quickSettings keep PostgreSQL from hashing what it looks for, and then going through the table in whatever order that is in:
 // two calls that share rows would lock each other out. What else it may do, merge or look up row by row, goes by the keys; should
 // it ever not, then what ends as a deadlock is done again in order. A plan for any number of rows would be one for few.
-var quickSettings = map[string]string{"enable_hashjoin": "off", "plan_cache_mode": "force_custom_plan"}
+const quickSettings = "SET LOCAL enable_hashjoin = off; SET LOCAL plan_cache_mode = force_custom_plan"
 
 // build makes the statement that answers with a row for each that was not written, with what it found there, and writes
 // nothing if one was not.
@@ -370,14 +370,14 @@ func (m *many) sendQuick(ctx context.Context) (done bool, err error) {
 		return err
 	})
 	switch {
-	case errors.Is(err, errNotAll), pgerr.Code(err) == "40P01", m.learns(err):
+	case errors.Is(err, errNotAll), pgerr.Code(err) == "40P01", m.learns(err, m.claimed):
 		return false, nil
 	}
 	return err == nil, err
 }
 
 // inTransaction runs f in a transaction of the pool's, and again on another connection where it never got to the server.
-func (m *many) inTransaction(ctx context.Context, settings map[string]string, f func(transaction) error) error {
+func (m *many) inTransaction(ctx context.Context, settings string, f func(transaction) error) error {
 	for attempt := 0; ; attempt++ {
 		s, err := m.gate.base.session(ctx)
 		if err == nil {
@@ -414,7 +414,7 @@ func (m *many) sendMany(ctx context.Context) ([]left, error) {
 		_, err := once(m.in.link)
 		return unwritten, err
 	}
-	err := m.inTransaction(ctx, nil, func(tx transaction) error {
+	err := m.inTransaction(ctx, "", func(tx transaction) error {
 		n, err := once(tx)
 		if err == nil && n > 0 && n < int64(len(m.rows)) && !m.options.partial && m.anySuppressed(unwritten) {
 			err = &suppressedError{}

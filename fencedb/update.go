@@ -67,12 +67,12 @@ func (t *Table) update(ctx context.Context, lease Lease, key Key, set Set, optio
 		w.began = tried.began
 	} else {
 		if t.usual != nil && t.in == nil && len(options) == 0 && !computed && !w.rows {
-			t.usual.remember(&usualUpdate{sql: w.sql, key: w.keyColumns, set: columns, live: w.live(), claims: w.live() && w.claims()})
+			t.usual.remember(&usualUpdate{sql: w.sql, key: w.keyColumns, set: columns, live: w.live(), claims: w.claimed})
 		}
-		tried = &attempt{}
+		tried = &attempt{claimed: w.claimed}
 		tried.changed, tried.err = w.send(ctx)
 	}
-	if w.learns(tried.err) {
+	if w.learns(tried.err, tried.claimed) {
 		return t.update(ctx, lease, key, set, options, nil)
 	}
 	return w.went(ctx, tried.changed, tried.err)
@@ -151,6 +151,7 @@ func (u *usualUpdates) remember(one *usualUpdate) {
 // attempt is what came of an Update that was sent as usual.
 type attempt struct {
 	sent, applied bool
+	claimed       bool
 	changed       int64
 	err           error
 	grant         grant
@@ -182,6 +183,7 @@ func (t *Table) updateAsUsual(ctx context.Context, lease Lease, key Key, set Set
 		if u.live && (a.grant.token == "" || t.gate.explicit.Load()) {
 			return a
 		}
+		a.claimed = u.claims
 		a.changed, a.err = t.usual.base.exec(ctx, u.sql, args)
 		switch {
 		case a.err == nil && a.changed > 0:

@@ -93,6 +93,7 @@ type write struct {
 	returns []string // columns that it returns
 	serial  bool     // it calls what needs READ COMMITTED
 	first   bool     // the lease has to be locked by a statement before it
+	claimed bool     // it tells guards whose it is
 
 	began time.Time
 	count int // rows written, for the signals
@@ -375,17 +376,20 @@ func (w *write) mark(s *statement) string {
 // liveCall is true if the lease is this grant's, and keeps it that way until the transaction ends: see fence.live_lease, and
 // fence.live, which has the better words for an isolation level that will not do. Where there may be a guard it leaves it word.
 func (w *write) liveCall(s *statement) string {
-	args := w.grantArgs(s)
-	name, token, _ := strings.Cut(args, ", ")
-	token, fence, _ := strings.Cut(token, ", ")
+	name, token, fence := w.grantValues(s)
 	live := "(SELECT CASE WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'" +
-		" THEN l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() ELSE fence.live(" + args + ") END" +
-		" FROM fence.live_lease AS l WHERE l.name OPERATOR(pg_catalog.=) " + name + " AND l.fence OPERATOR(pg_catalog.=) " + fence +
-		" AND l.proof OPERATOR(pg_catalog.=) pg_catalog.uuid_hash_extended(" + token + ", 0))"
-	if w.claims() {
+		" THEN l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() ELSE fence.live(" + name + ", " + token + ", " + fence + ") END" +
+		fromLiveLease(name, token, fence) + ")"
+	if w.claimed = w.claims(); w.claimed {
 		live += " AND (SELECT pg_catalog.set_config('fence.entered', " + s.arg(w.grant.claim()) + "::pg_catalog.text, true) IS NOT NULL)"
 	}
 	return live
+}
+
+// fromLiveLease finds the grant's lease, as l, if it is held, and locks it.
+func fromLiveLease(name, token, fence string) string {
+	return " FROM fence.live_lease AS l WHERE l.name OPERATOR(pg_catalog.=) " + name + " AND l.fence OPERATOR(pg_catalog.=) " + fence +
+		" AND l.proof OPERATOR(pg_catalog.=) pg_catalog.uuid_hash_extended(" + token + ", 0)"
 }
 
 // claims says that a guard, should there be one, has to be told whose the transaction is. A write that raises the row's fence is left
@@ -395,9 +399,10 @@ func (w *write) claims() bool {
 	return w.in != nil || w.table == nil || !raises || w.table.guarded.Load()
 }
 
-// learns reports whether a write was refused because it claimed nothing, and has those that follow do so.
-func (w *write) learns(err error) bool {
-	if pgerr.Code(err) != pgerr.Unproven || !w.live() || w.claims() {
+// learns reports whether a write was refused because it had claimed nothing, and has those that follow do so. What the table is known
+// to be by now says nothing about what was sent.
+func (w *write) learns(err error, claimed bool) bool {
+	if pgerr.Code(err) != pgerr.Unproven || !w.live() || claimed {
 		return false
 	}
 	w.table.guarded.Store(true)
@@ -410,13 +415,14 @@ func (w *write) learns(err error) bool {
 // leaseState asks what became of the grant; it explains, and decides nothing. Under an isolation level that will not do it may be what
 // an old snapshot shows: then fence.live says so.
 func (w *write) leaseState(s *statement) string {
-	args := w.grantArgs(s)
+	name, token, fence := w.grantValues(s)
+	args := name + ", " + token + ", " + fence
 	return "CASE WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN fence.lease_state(" + args +
 		") ELSE fence.live(" + args + ")::pg_catalog.text END"
 }
 
-func (w *write) grantArgs(s *statement) string {
-	return s.arg(w.grant.name) + "::pg_catalog.text, " + s.arg(w.grant.token) + "::pg_catalog.text::pg_catalog.uuid, " + s.theFence(w.grant.fence)
+func (w *write) grantValues(s *statement) (name, token, fence string) {
+	return s.arg(w.grant.name) + "::pg_catalog.text", s.arg(w.grant.token) + "::pg_catalog.text::pg_catalog.uuid", s.theFence(w.grant.fence)
 }
 
 func (w *write) requestArgs(s *statement) string {
@@ -516,11 +522,11 @@ func (w *write) sendOnce(ctx context.Context) (int64, error) {
 		}
 		w.gate.explicit.Store(true)
 	}
-	return inOwnTransaction(ctx, s, nil, func(tx transaction) (int64, error) { return w.through(ctx, tx) })
+	return inOwnTransaction(ctx, s, "", func(tx transaction) (int64, error) { return w.through(ctx, tx) })
 }
 
 // inOwnTransaction commits what f has done, unless it failed.
-func inOwnTransaction(ctx context.Context, s session, settings map[string]string, f func(transaction) (int64, error)) (int64, error) {
+func inOwnTransaction(ctx context.Context, s session, settings string, f func(transaction) (int64, error)) (int64, error) {
 	tx, err := s.begin(ctx, settings)
 	if err != nil {
 		return 0, err

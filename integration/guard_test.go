@@ -513,6 +513,18 @@ func TestGuardThatComesWhileProgramsRun(t *testing.T) {
 		write(first, 2)
 		writeMany(many)
 	}
+	for range 5 { // and when several writes of one table find out at the same time
+		b.exec(`SELECT fence.protect('app.orders', guard => 'off')`)
+		table := open()
+		write(table, 1)
+		b.exec(`SELECT fence.protect('app.orders', guard => 'enforce')`)
+		lease := b.acquire(client, "x")
+		together(t, 3, func(i int) error {
+			_, err := table.Update(ctx, lease, fencedb.Key{"id": i + 1}, fencedb.Set{"v": "A"})
+			return err
+		})
+		require.NoError(t, lease.Release(ctx))
+	}
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.observation`))
 	b.refusedWith("WG009", `UPDATE app.orders SET v = 'x', last_fence = last_fence + 2 WHERE id = 1`)

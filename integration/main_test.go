@@ -139,3 +139,19 @@ func (b *bed) age(name string, by time.Duration) {
 const ageSQL = `
 	UPDATE fence.lease SET granted_at = granted_at - $2::interval, renewed_at = renewed_at - $2::interval,
 	       expires_at = expires_at - $2::interval WHERE name = $1`
+
+// together calls work n times at once, and none may fail.
+func together(t *testing.T, n int, work func(i int) error) {
+	t.Helper()
+	begin, errs := make(chan struct{}), make(chan error, n)
+	for i := range n {
+		go func() {
+			<-begin
+			errs <- work(i)
+		}()
+	}
+	close(begin)
+	for range n {
+		require.NoError(t, <-errs)
+	}
+}

@@ -226,3 +226,22 @@ func TestDecoys(t *testing.T) {
 	require.Equal(t, "", query[string](b, `SELECT coalesce(string_agg(p.oid::regprocedure::text, ', '), '') FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE n.nspname = 'fence' AND p.proname <> 'schema_version' AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`))
 }
+
+// A role that may not read the view, as one whose rights are from before it, pins by the function, also when many find that out
+// at the same time.
+func TestInTxWithoutTheView(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	holder, role := b.as("holder")
+	b.exec(`REVOKE SELECT ON fence.live_lease FROM ` + role)
+	lease := b.acquire(b.client(leasedb.Config{ManualRenewal: true}), "x")
+	for range 5 {
+		gate := b.gateOf(fencedb.New(holder, fencedb.Config{}))
+		together(t, 4, func(int) error {
+			return gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT 1")
+				return err
+			})
+		})
+	}
+}

@@ -152,13 +152,12 @@ func (l *Lease) Check(need time.Duration) error {
 		left = l.remainingLocked(now)
 	}
 	l.mu.Unlock()
-	switch {
-	case left <= 0:
+	if left <= 0 {
 		if err := l.Err(); err != nil {
 			return err
 		}
-		fallthrough
-	case left < need:
+	}
+	if left < need {
 		return fmt.Errorf("lease %q (fence %d): %w: %v of the %v asked for", l.name, l.fence, ErrLittleTime, left.Round(time.Millisecond), need)
 	}
 	return nil

@@ -105,7 +105,7 @@ func TestBench(t *testing.T) {
 	b.print(time.Since(began))
 }
 
-// report adds a result, and says it at once.
+// add adds a result, and says it at once.
 func (b *bench) add(r result) {
 	b.results = append(b.results, r)
 	b.Logf("%s: %s", r.Work, r.How)

@@ -32,9 +32,6 @@ func (p peer) open(b *bench, cfg *pgx.ConnConfig, conns int) leases {
 // leases is what a peer can do.
 type leases interface {
 	acquire(ctx context.Context, name string) (release func(context.Context) error, err error)
-	cycle(ctx context.Context, name string) error
-	// keep keeps n of them alive, a twelfth of a minute long, and returns what a whole minute costs the server.
-	keep(b *bench, n int) (cpu time.Duration, statements int)
 }
 
 // heartbeat is goose's and pglock's own interval: the one by default, for the other as it says for its lease of 20 s.
@@ -71,7 +68,6 @@ func (*counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)
 
 type gooseLeases struct {
 	db    *sql.DB
-	cfg   *pgx.ConnConfig
 	eager bool
 	mu    sync.Mutex
 	ids   map[string]int64
@@ -79,7 +75,7 @@ type gooseLeases struct {
 
 func openGoose(b *bench, cfg *pgx.ConnConfig, conns int, eager bool) leases {
 	b.Helper()
-	return &gooseLeases{db: b.sqlDB(cfg, conns), cfg: cfg, eager: eager, ids: map[string]int64{}}
+	return &gooseLeases{db: b.sqlDB(cfg, conns), eager: eager, ids: map[string]int64{}}
 }
 
 func (g *gooseLeases) locker(name string) (lock.Locker, error) {
@@ -108,16 +104,7 @@ func (g *gooseLeases) acquire(ctx context.Context, name string) (func(context.Co
 	return func(ctx context.Context) error { return l.Unlock(ctx, g.db) }, nil
 }
 
-func (g *gooseLeases) cycle(ctx context.Context, name string) error {
-	return acquireAndRelease(ctx, g, name)
-}
-
-func (g *gooseLeases) keep(b *bench, n int) (time.Duration, int) { return keepOthers(b, g.cfg, g, n) }
-
-type pglockLeases struct {
-	client *pglock.Client
-	cfg    *pgx.ConnConfig
-}
+type pglockLeases struct{ client *pglock.Client }
 
 func openPglock(b *bench, cfg *pgx.ConnConfig, conns int, eager bool) leases {
 	b.Helper()
@@ -128,7 +115,7 @@ func openPglock(b *bench, cfg *pgx.ConnConfig, conns int, eager bool) leases {
 	client, err := pglock.UnsafeNew(b.sqlDB(cfg, conns), options...)
 	require.NoError(b, err)
 	require.NoError(b, client.TryCreateTable())
-	return &pglockLeases{client, cfg}
+	return &pglockLeases{client}
 }
 
 type silent struct{}
@@ -143,53 +130,27 @@ func (p *pglockLeases) acquire(ctx context.Context, name string) (func(context.C
 	return func(ctx context.Context) error { return p.client.ReleaseContext(ctx, l) }, nil
 }
 
-func (p *pglockLeases) cycle(ctx context.Context, name string) error {
-	return acquireAndRelease(ctx, p, name)
-}
-
-func (p *pglockLeases) keep(b *bench, n int) (time.Duration, int) { return keepOthers(b, p.cfg, p, n) }
-
-func acquireAndRelease(ctx context.Context, l leases, name string) error {
-	release, err := l.acquire(ctx, name)
-	if err != nil {
-		return err
-	}
-	return release(ctx)
-}
-
-// keepOthers holds n leases for one of their heartbeats, of which there are twelve in a minute.
+// keepOthers holds n leases for one of their heartbeats, of which there are twelve in a minute, and returns what a whole minute of
+// that costs the server.
 func keepOthers(b *bench, cfg *pgx.ConnConfig, l leases, n int) (time.Duration, int) {
 	b.Helper()
 	var mu sync.Mutex
 	var releases []func(context.Context) error
-	var wait sync.WaitGroup
-	for w := range workers {
-		wait.Go(func() {
-			for i := w; i < n; i += workers {
-				release, err := l.acquire(b.ctx, fmt.Sprintf("kept-%d", i))
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				mu.Lock()
-				releases = append(releases, release)
-				mu.Unlock()
-			}
-		})
-	}
-	wait.Wait()
+	share(n, func(i int) {
+		release, err := l.acquire(b.ctx, fmt.Sprintf("kept-%d", i))
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		mu.Lock()
+		releases = append(releases, release)
+		mu.Unlock()
+	})
 	before, count := b.backends(cfg), sent.Load()
 	span := time.Duration(sized(int(heartbeat), int(10*time.Millisecond)))
 	time.Sleep(span) // it is a span of time that is measured
 	spent, statements := spentBetween(before, b.backends(cfg)), sent.Load()-count
-	for w := range workers {
-		wait.Go(func() {
-			for i := w; i < len(releases); i += workers {
-				_ = releases[i](b.ctx)
-			}
-		})
-	}
-	wait.Wait()
+	share(len(releases), func(i int) { _ = releases[i](b.ctx) })
 	times := time.Minute / heartbeat
 	return spent * times, int(statements) * int(times)
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/writegate/writegate/fencedb"
-	"github.com/writegate/writegate/leasedb"
 )
 
 // scaleSQL fills a database as years of use would. The fences are what the sequence has passed.
@@ -76,16 +75,7 @@ func (b *bench) scale() {
 			Met: value(cost <= 1.2), How: c.how()})
 	}
 	against("acquire and release", workers, b.slice, func(cfg *pgx.ConnConfig) *side {
-		client := b.leaseClient(b.pool(cfg, 1, withFsync), leasedb.Config{TTL: time.Minute, Conns: workers, PollOnly: true})
-		s := cycle(client)
-		s.do = func(ctx context.Context, worker, i int) error {
-			lease, err := client.TryAcquire(ctx, fmt.Sprintf("lease-%d", worker*50+i%50))
-			if err != nil {
-				return err
-			}
-			return lease.Release(ctx)
-		}
-		return s
+		return b.cycleOf(cfg, workers, func(worker, i int) string { return fmt.Sprintf("lease-%d", worker*50+i%50) })
 	})
 	against("Fenced", workers, b.slice, func(cfg *pgx.ConnConfig) *side {
 		pool := b.pool(cfg, workers, withoutFsync)

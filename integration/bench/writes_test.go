@@ -85,10 +85,7 @@ func (b *bed) lease(client *leasedb.Client, name string) *leasedb.Lease {
 
 func (b *bed) client() *leasedb.Client {
 	b.Helper()
-	client, err := leasedb.New(b.ctx, b.pool, leasedb.Config{TTL: 10 * time.Minute, PollOnly: true})
-	require.NoError(b, err)
-	b.Cleanup(func() { _ = client.Close(context.Background()) })
-	return client
+	return b.leaseClient(b.pool, leasedb.Config{TTL: 10 * time.Minute, PollOnly: true})
 }
 
 // rowOf gives each worker rows of its own, one after the other.

@@ -72,7 +72,7 @@ var controls = []control{
 	{
 		name: "lease read by EXISTS", what: "a live write looks at the lease in its own snapshot, and locks nothing", caught: liveInTime,
 		source: []edit{{"write.go", "	live := \"(SELECT CASE",
-			"	live := \"EXISTS (SELECT 1 FROM fence.lease l WHERE (l.name, l.token, l.fence) = (\" + args + \") AND l.released_at IS NULL AND l.expires_at > pg_catalog.clock_timestamp())\"\n	_ = \"(SELECT CASE"}},
+			"	live := \"EXISTS (SELECT 1 FROM fence.lease l WHERE (l.name, l.token, l.fence) = (\" + name + \", \" + token + \", \" + fence + \") AND l.released_at IS NULL AND l.expires_at > pg_catalog.clock_timestamp())\"\n	_ = \"(SELECT CASE"}},
 		profile: faultsOf(map[string]int{"row lock": 6, "pause": 4}, only("update"), live, one),
 	},
 	{

@@ -227,7 +227,7 @@ func ExplainSchema(err error, database string) error {
 	case SchemaMissing(err):
 		return fmt.Errorf("%w: database %q does not have it, or an older one: run `fencecheck migrate up`: %w", ErrSchema, database, err)
 	case Code(err) == "42501":
-		return fmt.Errorf("%w: database %q: this role needs USAGE on schema fence, EXECUTE on its functions, and SELECT on fence.protected_table to write through a gate: %w", ErrSchema, database, err)
+		return fmt.Errorf("%w: database %q: this role needs USAGE on schema fence, EXECUTE on its functions, and SELECT on fence.protected_table and fence.live_lease to write through a gate: %w", ErrSchema, database, err)
 	}
 	return err
 }
