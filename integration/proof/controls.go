@@ -73,7 +73,8 @@ var controls = []control{
 		name: "lease read by EXISTS", what: "a live write looks at the lease in its own snapshot, and locks nothing", caught: liveInTime,
 		source: []edit{{"write.go", "	live := \"(SELECT CASE",
 			"	live := \"EXISTS (SELECT 1 FROM fence.lease l WHERE (l.name, l.token, l.fence) = (\" + name + \", \" + token + \", \" + fence + \") AND l.released_at IS NULL AND l.expires_at > pg_catalog.clock_timestamp())\"\n	_ = \"(SELECT CASE"}},
-		profile: faultsOf(map[string]int{"row lock": 6, "pause": 4}, only("update"), live, one),
+		// Writes that wait for a row while their process stands still, and its lease goes.
+		profile: faultsOf(map[string]int{"row lock": 5, "pause": 5}, only("update"), live, one, func(p *profile) { p.Pace, p.Lanes = 50*time.Millisecond, 4 }),
 	},
 	{
 		name: "lease not locked", what: "fence.live_lease reads the lease without FOR KEY SHARE", caught: liveInTime,
@@ -178,7 +179,7 @@ func troubled() profile {
 }
 
 // controlRounds is how many rounds a control may take to be caught.
-const controlRounds = 8
+const controlRounds = 16
 
 func (r *run) controls(s settings, binary string, out *result) {
 	r.Helper()
