@@ -107,20 +107,19 @@ func (g *Gate) inTx(ctx context.Context, lease Lease, work func(context.Context,
 
 // pinSQL does what fence.pin does, in a transaction that is READ COMMITTED, and leaves word for guards, so that they stamp whatever
 // the work sends. A function takes several times as long. No row: the lease is over.
-var pinSQL = `SELECT 'held', r.ms, pg_catalog.pg_current_xact_id()::pg_catalog.text, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
+var pinSQL = `SELECT 'held', r.ms::bigint, pg_catalog.pg_current_xact_id()::pg_catalog.text, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
        pg_catalog.set_config('fence.entered', $4::pg_catalog.text, true), ` +
-	noLonger("statement_timeout") + ", " + noLonger("idle_in_transaction_session_timeout") + `,
-       CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN ` + noLonger("transaction_timeout") + ` END
-  FROM (SELECT pg_catalog.ceil(extract(epoch FROM l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint AS ms` +
-	fromLiveLease("$1::pg_catalog.text", "$2::pg_catalog.text::pg_catalog.uuid", "$3::bigint") + `) AS r
- WHERE r.ms OPERATOR(pg_catalog.>) 0`
+	noLonger("statement_timeout") + ", " + noLonger("idle_in_transaction_session_timeout") + ", " + noLonger("transaction_timeout") + `
+  FROM (SELECT pg_catalog.ceil(pg_catalog.date_part('epoch', l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint::pg_catalog.text AS ms` +
+	fromLiveLease("$1::pg_catalog.text", "$2::pg_catalog.text::pg_catalog.uuid", "$3::bigint") + `OFFSET 0) AS r
+ WHERE r.ms::bigint OPERATOR(pg_catalog.>) 0`
 
-// noLonger has the server end what takes longer than the lease has left, unless it is to end sooner already. 0 means never.
+// noLonger has the server end what takes longer than the lease has left, unless it is to end sooner already. 0 means never; null
+// is a setting that this server does not have.
 func noLonger(setting string) string {
 	current := "pg_catalog.current_setting('" + setting + "', true)"
-	ms := "extract(epoch FROM " + current + "::pg_catalog.interval) OPERATOR(pg_catalog.*) 1000"
-	return "pg_catalog.set_config('" + setting + "', CASE WHEN " + ms + " OPERATOR(pg_catalog.>) 0 AND " + ms + " OPERATOR(pg_catalog.<=) r.ms THEN " +
-		current + " ELSE r.ms::pg_catalog.text END, true)"
+	return "CASE WHEN " + current + " OPERATOR(pg_catalog.=) '0' THEN pg_catalog.set_config('" + setting + "', r.ms, true)" +
+		" WHEN " + current + " IS NOT NULL THEN fence.no_longer('" + setting + "', r.ms) END"
 }
 
 // pinByFunctionSQL is for servers that do not show everybody their timeline, and roles that may not read the view.
@@ -194,11 +193,11 @@ func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at 
 		if s, err = w.gate.base.session(ctx); err != nil {
 			return nil, nil, at, sent, err
 		}
-		if tx, err = s.begin(ctx, ""); err == nil {
-			sent = time.Now()
-			if at, err = w.pin(ctx, tx, byFunction); err == nil {
-				return s, tx, at, sent, nil
-			}
+		sent = time.Now()
+		if tx, at, err = w.pin(ctx, s, byFunction); err == nil {
+			return s, tx, at, sent, nil
+		}
+		if tx != nil {
 			w.rollback(ctx, tx)
 			err = pgerr.BeforeCommit(err)
 		}
@@ -213,14 +212,15 @@ func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at 
 	}
 }
 
-// pin pins the transaction that is to be, or finds out why not.
-func (w *write) pin(ctx context.Context, tx transaction, byFunction bool) (at pinnedTo, err error) {
+// pin begins a transaction that is pinned, or finds out why it cannot be.
+func (w *write) pin(ctx context.Context, s session, byFunction bool) (tx transaction, at pinnedTo, err error) {
 	args := []any{w.grant.name, w.grant.token, w.grant.fence, w.grant.claim()}
 	var entered, ignored *string
 	if byFunction {
-		return at, one(ctx, tx, pinByFunctionSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered)
+		tx, err = s.beginWith(ctx, pinByFunctionSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered)
+		return tx, at, err
 	}
-	err = one(ctx, tx, pinSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered, &ignored, &ignored, &ignored)
+	tx, err = s.beginWith(ctx, pinSQL, args, &at.state, &at.remaining, &at.xid, &at.timeline, &entered, &ignored, &ignored, &ignored)
 	if errors.Is(err, errNoRow) {
 		s := w.newStatement()
 		s.add("SELECT ", w.leaseState(s))
@@ -228,7 +228,7 @@ func (w *write) pin(ctx context.Context, tx transaction, byFunction bool) (at pi
 			at.state = "expired" // between one look and the next
 		}
 	}
-	return at, err
+	return tx, at, err
 }
 
 // lifetime is the context of the work: it ends with the lease, and with the time that the lease had.

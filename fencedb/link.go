@@ -43,6 +43,9 @@ type session interface {
 	link
 	// begin begins a transaction, READ COMMITTED, with settings, if any, which end with it: SET LOCAL …; SET LOCAL …
 	begin(ctx context.Context, settings string) (transaction, error)
+	// beginWith begins a transaction, READ COMMITTED, with a statement that reads one row and writes nothing, in as few round
+	// trips as the driver can. There may be a transaction to be rolled back even with an error.
+	beginWith(ctx context.Context, sql string, args []any, dest ...any) (transaction, error)
 	release()
 }
 
@@ -342,6 +345,28 @@ func (s pgxSession) begin(ctx context.Context, settings string) (transaction, er
 	return pgxTransaction{pgxLink{tx, s.textOnly}, tx}, nil
 }
 
+func (s pgxSession) beginWith(ctx context.Context, sql string, args []any, dest ...any) (transaction, error) {
+	found := false
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		if found = rows.Next(); found {
+			return rows.Scan(dest...)
+		}
+		return nil
+	})
+	results := s.pooled.SendBatch(ctx, &batch)
+	tx := pgxTransaction{pgxLink{results.Tx(), s.textOnly}, results.Tx()}
+	err := results.Close()
+	switch {
+	case err != nil && !pgerr.Answered(err):
+		err = pgerr.BeforeSending(err) // of anything that matters
+	case err == nil && !found:
+		err = errNoRow
+	}
+	return tx, err
+}
+
 type pgxTransaction struct {
 	pgxLink
 	tx pgx.Tx
@@ -425,6 +450,14 @@ func (s *sqlSession) begin(ctx context.Context, settings string) (transaction, e
 		}
 	}
 	return t, nil
+}
+
+func (s *sqlSession) beginWith(ctx context.Context, sql string, args []any, dest ...any) (transaction, error) {
+	tx, err := s.begin(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	return tx, one(ctx, tx, sql, args, dest...)
 }
 
 type sqlTransaction struct {

@@ -178,7 +178,7 @@ func TestTemplateCopy(t *testing.T) {
 	t.Cleanup(func() { pgtest.Exec(t, admin, `DROP DATABASE `+copied.Database+` WITH (FORCE)`) })
 	b := bedOn(t, copied)
 	b.lawfulHolderWrites(fence)
-	require.Contains(t, query[string](b, `SELECT reason FROM fence.epoch ORDER BY id DESC LIMIT 1`), "the database is another")
+	require.Contains(t, query[string](b, `SELECT reason FROM fence.epoch ORDER BY id DESC LIMIT 1`), "the sequence is base/")
 }
 
 // Recovery to a point in time takes the sequence back together with everything else, while those who were granted a lease

@@ -52,6 +52,31 @@ func TestTamperedSequenceGrantsNothing(t *testing.T) {
 	}
 }
 
+// Whatever shows that fences may come from elsewhere than they did, or once more, makes the next grant jump, and the one after it go on
+// from there. (C24)
+func TestChangedSourceJumps(t *testing.T) {
+	ctx := context.Background()
+	for change, want := range map[string]string{
+		`ALTER SEQUENCE fence.fence_seq RESTART`: "the sequence is base/",
+		`DROP SEQUENCE fence.fence_seq; CREATE SEQUENCE fence.fence_seq INCREMENT BY 2 MINVALUE 2 MAXVALUE 9007199254740990`: "the sequence is base/",
+		`UPDATE fence.epoch SET timeline = '000000FF'`:                                    "the timeline changed",
+		`UPDATE fence.epoch SET server_started_at = server_started_at - interval '1 day'`: "the server was started",
+		`UPDATE fence.epoch SET sequence_file = 'base/1/1', server_started_at = now()`:    "the server was started, the sequence is base/",
+	} {
+		t.Run(change, func(t *testing.T) {
+			b := newBed(t)
+			client := b.client(leasedb.Config{})
+			last := b.acquire(client, "x")
+			b.exec(change)
+			next := b.acquire(client, "y")
+			require.Greater(t, next.Fence(), last.Fence()+1<<20)
+			require.Contains(t, query[string](b, `SELECT reason FROM fence.epoch ORDER BY id DESC LIMIT 1`), want)
+			require.Equal(t, next.Fence()+2, b.acquire(client, "z").Fence(), "one jump a change")
+			require.NoError(t, last.Renew(ctx))
+		})
+	}
+}
+
 // Nobody is ever granted a fence twice, whatever many sessions do at once, also while the source of fences changes.
 func TestNeverTwoGrantsWithOneFence(t *testing.T) {
 	const workers, rounds = 10, 40
@@ -288,7 +313,7 @@ func TestTimelineThatCannotBeRead(t *testing.T) {
 	b.exec(`REVOKE EXECUTE ON FUNCTION pg_walfile_name(pg_lsn), pg_control_system() FROM PUBLIC;
 		CREATE ROLE plain; GRANT ALL ON SCHEMA fence TO plain; GRANT ALL ON ALL TABLES IN SCHEMA fence TO plain; GRANT ALL ON SEQUENCE fence.fence_seq TO plain;
 		ALTER FUNCTION fence.acquire OWNER TO plain; ALTER FUNCTION fence.check_source OWNER TO plain; ALTER FUNCTION fence.jump OWNER TO plain;
-		ALTER FUNCTION fence.timeline OWNER TO plain`)
+		ALTER FUNCTION fence.timeline OWNER TO plain; ALTER FUNCTION fence.add_lease OWNER TO plain`)
 	var notices []string
 	cfg := b.cfg.Copy()
 	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { notices = append(notices, n.Message) }
@@ -305,6 +330,15 @@ func TestTimelineThatCannotBeRead(t *testing.T) {
 	require.Len(t, notices, 1)
 	require.Contains(t, notices[0], "the WAL timeline cannot be read")
 	require.True(t, query[bool](b, `SELECT timeline IS NULL FROM fence.epoch ORDER BY id DESC LIMIT 1`))
+
+	// What can be read from one grant on is looked at, and may be revoked once more.
+	b.exec(`GRANT EXECUTE ON FUNCTION pg_walfile_name(pg_lsn) TO plain`)
+	readable := acquire("u")
+	require.Greater(t, readable, first+1<<20)
+	require.Equal(t, readable+2, acquire("v"))
+	b.exec(`REVOKE EXECUTE ON FUNCTION pg_walfile_name(pg_lsn) FROM plain`)
+	first = acquire("w")
+	require.Greater(t, first, readable+1<<20)
 
 	// A restart is noticed all the same.
 	require.NoError(t, conn.Close(context.Background()))

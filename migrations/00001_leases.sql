@@ -26,9 +26,7 @@ CREATE TABLE fence.lease (
     expires_at  timestamptz NOT NULL DEFAULT '-infinity',
     released_at timestamptz,
     wanted_by   text,
-    revoked     uuid[]      NOT NULL DEFAULT '{}',
-    CONSTRAINT lease_name_is_printable CHECK (octet_length(name) BETWEEN 1 AND 255 AND name !~ '[\u0001-\u001f\u007f-\u009f]'),
-    CONSTRAINT lease_fence_not_negative CHECK (fence >= 0)
+    revoked     uuid[]      NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500,
         autovacuum_vacuum_cost_delay = 0);
 COMMENT ON TABLE fence.lease IS 'one row a lease: its newest grant, held while released_at is null and expires_at is ahead';
@@ -47,10 +45,7 @@ CREATE TABLE fence.term (
     end_reason       text,
     application_name text        NOT NULL DEFAULT '',
     client_addr      inet,
-    db_user          name        NOT NULL DEFAULT session_user,
-    CONSTRAINT term_fence_is_positive CHECK (fence > 0),
-    CONSTRAINT term_ends_for_a_reason CHECK ((ended_at IS NULL) = (end_reason IS NULL)),
-    CONSTRAINT term_end_reason CHECK (end_reason IN ('released', 'expired'))
+    db_user          name        NOT NULL DEFAULT session_user
 ) WITH (fillfactor = 90);
 CREATE INDEX term_name_fence_idx ON fence.term (name, fence);
 COMMENT ON TABLE fence.term IS 'the history: one row a grant; ended_at is null while nobody has ended or followed it';
@@ -65,12 +60,12 @@ CREATE TABLE fence.epoch (
     server_started_at timestamptz NOT NULL,
     timeline          text,
     system_identifier bigint,
-    database_oid      oid         NOT NULL,
-    sequence_oid      oid         NOT NULL,
+    sequence_file     text        NOT NULL,
     jumped_from       bigint,
     jumped_to         bigint
 );
 COMMENT ON TABLE fence.epoch IS 'each change of what fences come from, the newest last, and how far they jumped for it';
+COMMENT ON COLUMN fence.epoch.sequence_file IS 'names the database, and is another after a restart of the sequence, which may go back';
 COMMENT ON COLUMN fence.epoch.timeline IS 'null where this server does not let us read it; restarts are still noticed';
 
 -- fence.timeline returns the WAL timeline, null where it cannot be read. Not from the control file: that shows the old
@@ -87,9 +82,8 @@ END $$;
 
 -- What this server was when there was nothing to be granted yet: one that takes over and has heard of no grant at all, not even
 -- of the first, which it was promoted too early for, still sees that it is another.
-INSERT INTO fence.epoch (reason, server_started_at, timeline, database_oid, sequence_oid)
-SELECT 'installed', pg_postmaster_start_time(), fence.timeline(), d.oid, 'fence.fence_seq'::regclass::oid
-  FROM pg_database d WHERE d.datname = current_database();
+INSERT INTO fence.epoch (reason, server_started_at, timeline, sequence_file)
+VALUES ('installed', pg_postmaster_start_time(), fence.timeline(), pg_relation_filepath('fence.fence_seq'));
 
 -- fence.jump moves the sequence past every fence that can be out there, and logs a new epoch: the greater of all that is
 -- known here plus 2^20, and the microseconds since 1970. Fences grow more slowly than one a microsecond, so the clock is
@@ -128,17 +122,15 @@ BEGIN
         v_system := NULL;
     END;
     PERFORM setval('fence.fence_seq', v_to);
-    INSERT INTO fence.epoch (reason, server_started_at, timeline, system_identifier, database_oid, sequence_oid,
-                             jumped_from, jumped_to)
-    SELECT jump.reason, pg_postmaster_start_time(), fence.timeline(), v_system, d.oid,
-           'fence.fence_seq'::regclass::oid, v_drawn, v_to
-      FROM pg_database d WHERE d.datname = current_database();
+    INSERT INTO fence.epoch (reason, server_started_at, timeline, system_identifier, sequence_file, jumped_from, jumped_to)
+    VALUES (jump.reason, pg_postmaster_start_time(), fence.timeline(), v_system, pg_relation_filepath('fence.fence_seq'), v_drawn, v_to);
     RETURN v_to;
 END $$;
 -- +goose StatementEnd
 
 -- fence.check_source makes sure that the next fence will be above all others: it raises WG001 if the sequence has been
--- tampered with, and jumps if what fences come from is not what it was at the last grant. Called by fence.acquire.
+-- tampered with, and jumps if what fences come from is not what it was at the last grant. fence.acquire calls it where a first
+-- look shows that something is not as it was.
 -- +goose StatementBegin
 CREATE FUNCTION fence.check_source() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -147,15 +139,11 @@ DECLARE
     v_wrong    text;
     v_first    boolean;
     v_behind   boolean;
-    v_timeline text;
+    v_timeline text := fence.timeline();
+    v_file     text := pg_relation_filepath('fence.fence_seq');
     v_reason   text;
     e          record;
 BEGIN
-    BEGIN -- as in fence.timeline, whose call would cost as much again
-        v_timeline := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
-    EXCEPTION WHEN OTHERS THEN
-        v_timeline := NULL;
-    END;
     SELECT concat_ws(', ',
                CASE WHEN s.seqtypid <> 'bigint'::regtype THEN 'is not bigint' END,
                CASE WHEN s.seqincrement <> 2 THEN format('increments by %s, not 2', s.seqincrement) END,
@@ -177,16 +165,14 @@ BEGIN
 
     FOR attempt IN 1..2 LOOP
         SELECT x.reason, x.server_started_at = pg_postmaster_start_time() AS same_start,
-               x.timeline IS NOT DISTINCT FROM v_timeline AS same_timeline,
-               x.sequence_oid = 'fence.fence_seq'::regclass::oid AS same_sequence,
-               x.database_oid = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AS same_database
+               x.timeline IS NOT DISTINCT FROM v_timeline AS same_timeline, x.sequence_file = v_file AS same_file, x.sequence_file
           INTO e FROM fence.epoch x ORDER BY x.id DESC LIMIT 1;
         v_first := NOT FOUND;
         IF e.reason = 'installed' THEN
             -- Elsewhere, or later, all that was ever granted may have been lost. Another database of this very server is a
             -- copy of one that had granted nothing.
             v_first := e.same_start AND e.same_timeline;
-        ELSIF e.same_start AND e.same_timeline AND e.same_sequence AND e.same_database THEN
+        ELSIF e.same_start AND e.same_timeline AND e.same_file THEN
             RETURN;
         END IF;
         -- Only one of those who notice jumps; the others look again, once they have waited for it.
@@ -206,15 +192,13 @@ BEGIN
             PERFORM fence.jump('first grant here, and the sequence is behind the leases');
             RETURN;
         END IF;
-        INSERT INTO fence.epoch (reason, server_started_at, timeline, database_oid, sequence_oid)
-        SELECT 'first grant here', pg_postmaster_start_time(), v_timeline, d.oid, 'fence.fence_seq'::regclass::oid
-          FROM pg_database d WHERE d.datname = current_database();
+        INSERT INTO fence.epoch (reason, server_started_at, timeline, sequence_file)
+        VALUES ('first grant here', pg_postmaster_start_time(), v_timeline, v_file);
     ELSE
         v_reason := concat_ws(', ',
             CASE WHEN NOT e.same_start THEN 'the server was started' END,
             CASE WHEN NOT e.same_timeline THEN 'the timeline changed' END,
-            CASE WHEN NOT e.same_sequence THEN 'the sequence was made anew' END,
-            CASE WHEN NOT e.same_database THEN 'the database is another' END);
+            CASE WHEN NOT e.same_file THEN format('the sequence is %s, and was %s', v_file, e.sequence_file) END);
         PERFORM fence.jump(v_reason);
     END IF;
     IF v_timeline IS NULL THEN
@@ -222,6 +206,21 @@ BEGIN
         RAISE NOTICE 'writegate: the WAL timeline cannot be read here; a promotion is noticed only if the server was restarted for it'
             USING HINT = 'GRANT EXECUTE ON FUNCTION pg_walfile_name(pg_lsn), pg_current_wal_lsn() to the owner of schema fence.';
     END IF;
+END $$;
+-- +goose StatementEnd
+
+-- fence.add_lease makes the row of a lease that nobody has held yet, if nobody else does.
+-- +goose StatementBegin
+CREATE FUNCTION fence.add_lease(name text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    -- Not a constraint, which would be asked at each renewal.
+    IF add_lease.name IS NULL OR octet_length(add_lease.name) NOT BETWEEN 1 AND 255 OR add_lease.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
+            coalesce(octet_length(add_lease.name), 0) USING ERRCODE = '22023';
+    END IF;
+    INSERT INTO fence.lease (name) VALUES (add_lease.name) ON CONFLICT DO NOTHING;
 END $$;
 -- +goose StatementEnd
 
@@ -249,75 +248,73 @@ CREATE FUNCTION fence.acquire(
 #variable_conflict use_column
 DECLARE
     r      record;
+    s      record;
     v_now  timestamptz;
-    v_seen bigint;
     v_set  text;
+    v_same boolean;
 BEGIN
-    IF acquire.name IS NULL OR octet_length(acquire.name) NOT BETWEEN 1 AND 255 OR acquire.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
-        RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
-            coalesce(octet_length(acquire.name), 0) USING ERRCODE = '22023';
-    END IF;
-    IF acquire.ttl IS NULL OR acquire.ttl <= interval '0' OR acquire.ttl > interval '7 days' THEN
-        RAISE EXCEPTION 'ttl %: want more than 0 and at most 7 days', coalesce(acquire.ttl::text, 'NULL')
-            USING ERRCODE = '22023';
-    END IF;
-    IF acquire.token IS NULL THEN
-        RAISE EXCEPTION 'token NULL: want a random uuid, new for each grant' USING ERRCODE = '22023';
-    END IF;
-    IF acquire.lock_wait IS NULL OR acquire.lock_wait NOT BETWEEN interval '1 millisecond' AND interval '1 day' THEN
-        RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(acquire.lock_wait::text, 'NULL')
-            USING ERRCODE = '22023';
-    END IF;
-    acquire.holder := coalesce(acquire.holder, '');
-    IF octet_length(acquire.holder) > 1024 OR octet_length(acquire.waiter) > 255 THEN
-        RAISE EXCEPTION 'holder of % and waiter of % bytes: want at most 1024 and 255', octet_length(acquire.holder),
-            coalesce(octet_length(acquire.waiter), 0) USING ERRCODE = '22023';
-    END IF;
-    -- Under a snapshot that does not move, what is read after the lock may be older than the lock.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    -- In as few expressions as can be, here and below: each is set up anew in every transaction.
+    IF (acquire.ttl > interval '0' AND acquire.ttl <= interval '7 days' AND acquire.token IS NOT NULL
+        AND acquire.lock_wait BETWEEN interval '1 millisecond' AND interval '1 day'
+        AND coalesce(octet_length(acquire.holder), 0) <= 1024 AND coalesce(octet_length(acquire.waiter), 0) <= 255
+        AND current_setting('transaction_isolation') = 'read committed') IS NOT TRUE THEN
+        IF acquire.ttl IS NULL OR acquire.ttl <= interval '0' OR acquire.ttl > interval '7 days' THEN
+            RAISE EXCEPTION 'ttl %: want more than 0 and at most 7 days', coalesce(acquire.ttl::text, 'NULL')
+                USING ERRCODE = '22023';
+        ELSIF acquire.token IS NULL THEN
+            RAISE EXCEPTION 'token NULL: want a random uuid, new for each grant' USING ERRCODE = '22023';
+        ELSIF acquire.lock_wait IS NULL OR acquire.lock_wait NOT BETWEEN interval '1 millisecond' AND interval '1 day' THEN
+            RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(acquire.lock_wait::text, 'NULL')
+                USING ERRCODE = '22023';
+        ELSIF octet_length(acquire.holder) > 1024 OR octet_length(acquire.waiter) > 255 THEN
+            RAISE EXCEPTION 'holder of % and waiter of % bytes: want at most 1024 and 255', octet_length(acquire.holder),
+                coalesce(octet_length(acquire.waiter), 0) USING ERRCODE = '22023';
+        END IF;
+        -- Under a snapshot that does not move, what is read after the lock may be older than the lock.
         RAISE EXCEPTION 'isolation level %: fence.acquire needs READ COMMITTED', current_setting('transaction_isolation')
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT … FROM fence.acquire(…); COMMIT';
     END IF;
-
     next_in_line := false;
 
-    -- A look without a lock first: one who must wait need not queue on the row, nor write a lock into it. What it
-    -- says of a running lease was true when it was read; only a grant needs more, and gets it below.
-    SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.wanted_by INTO r
-      FROM fence.lease l WHERE l.name = acquire.name;
-    v_now := clock_timestamp();
-    IF FOUND AND r.released_at IS NULL AND r.expires_at > v_now AND r.token <> acquire.token THEN
-        granted := false;
-        IF acquire.waiter IS NOT NULL AND r.wanted_by IS NULL THEN
-            -- Skipping a locked row is right: whoever holds it may be ending the term, and we come back soon.
-            UPDATE fence.lease l SET wanted_by = acquire.waiter
-             WHERE l.name = (SELECT k.name FROM fence.lease k
-                              WHERE k.name = acquire.name AND k.fence = r.fence AND k.released_at IS NULL
-                                AND k.wanted_by IS NULL
-                                FOR NO KEY UPDATE SKIP LOCKED);
-            next_in_line := FOUND;
-        ELSE
-            next_in_line := coalesce(r.wanted_by = acquire.waiter, false);
+    -- What is free, and what nobody is at, is had without waiting; what is not found so may be locked, or held, or not be there.
+    -- The condition holds for the row as it is once it is locked. What has expired stays so; all else is asked again below.
+    SELECT l.ctid AS at, l.fence, l.token, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
+      FROM fence.lease l
+     WHERE l.name = acquire.name AND (l.released_at IS NOT NULL OR l.expires_at <= clock_timestamp())
+       FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        -- A look without a lock: one who must wait need not queue on the row, nor write a lock into it. What it
+        -- says of a running lease was true when it was read; only a grant needs more, and gets it below.
+        SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.wanted_by INTO r
+          FROM fence.lease l WHERE l.name = acquire.name;
+        v_now := clock_timestamp();
+        IF r.released_at IS NULL AND r.expires_at > v_now AND r.token <> acquire.token THEN
+            granted := false;
+            IF acquire.waiter IS NOT NULL AND r.wanted_by IS NULL THEN
+                -- Skipping a locked row is right: whoever holds it may be ending the term, and we come back soon.
+                UPDATE fence.lease l SET wanted_by = acquire.waiter
+                 WHERE l.name = (SELECT k.name FROM fence.lease k
+                                  WHERE k.name = acquire.name AND k.fence = r.fence AND k.released_at IS NULL
+                                    AND k.wanted_by IS NULL
+                                    FOR NO KEY UPDATE SKIP LOCKED);
+                next_in_line := FOUND;
+            ELSE
+                next_in_line := coalesce(r.wanted_by = acquire.waiter, false);
+            END IF;
+            fence := r.fence; held_by := r.holder; expires_at := r.expires_at; remaining := r.expires_at - v_now;
+            RETURN;
         END IF;
-        fence := r.fence; held_by := r.holder; expires_at := r.expires_at; remaining := r.expires_at - v_now;
-        RETURN;
-    END IF;
 
-    -- Transaction-local, so that nothing leaks into a pooled session. A grant that a crash can undo is a fence that
-    -- can be issued twice, so asynchronous commit is overruled here.
-    -- Assignments: PERFORM would be a query.
-    v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
-    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
-        v_set := set_config('synchronous_commit', 'on', true);
+        -- Transaction-local, so that nothing leaks into a pooled session. An assignment: PERFORM would be a query.
+        v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
+        LOOP
+            SELECT l.ctid AS at, l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
+              FROM fence.lease l WHERE l.name = acquire.name FOR UPDATE;
+            EXIT WHEN FOUND;
+            -- FOR UPDATE locks nothing where there is no row, so the first acquirers of a name meet here.
+            PERFORM fence.add_lease(acquire.name);
+        END LOOP;
     END IF;
-
-    LOOP
-        SELECT l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
-          FROM fence.lease l WHERE l.name = acquire.name FOR UPDATE;
-        EXIT WHEN FOUND;
-        -- FOR UPDATE locks nothing where there is no row, so the first acquirers of a name meet here.
-        INSERT INTO fence.lease (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
-    END LOOP;
 
     -- After the lock, in a statement of its own: every earlier reading is from before the wait.
     v_now := clock_timestamp();
@@ -332,33 +329,56 @@ BEGIN
             USING ERRCODE = '22023';
     END IF;
 
-    PERFORM fence.check_source();
-    -- Read before the fence is drawn: whatever was granted by then was drawn earlier, and has to be lower.
-    SELECT greatest(r.fence, max(t.fence)) INTO v_seen FROM fence.term t;
+    -- A grant that a crash can undo is a fence that can be issued twice, so asynchronous commit is overruled here.
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        v_set := set_config('synchronous_commit', 'on', true);
+    END IF;
+
+    -- Is all that fences come from as it was at the last grant? And what is the newest? That is read before the fence is drawn:
+    -- whatever was granted by then was drawn earlier, and has to be lower.
+    SELECT x.timeline, x.server_started_at = pg_postmaster_start_time()
+           AND x.sequence_file = pg_relation_filepath('fence.fence_seq'::regclass) AND x.reason <> 'installed'
+           AND pg_sequence_parameters('fence.fence_seq'::regclass)::text = '(2,2,9007199254740990,2,f,1,20)'
+           AND NOT EXISTS (SELECT 1 FROM pg_depend d -- it belongs to a column
+                            WHERE d.classid = 'pg_class'::regclass AND d.objid = 'fence.fence_seq'::regclass AND d.refobjsubid > 0) AS same,
+           greatest(r.fence, (SELECT t.fence FROM fence.term t ORDER BY t.fence DESC LIMIT 1)) AS granted
+      INTO s FROM fence.epoch x ORDER BY x.id DESC LIMIT 1;
+    IF s.same AND s.timeline IS NOT NULL THEN -- as in fence.timeline, whose call, and whose block, would cost more than the rest of this
+        IF has_function_privilege('pg_walfile_name(pg_lsn)'::regprocedure::oid, 'execute')
+           AND has_function_privilege('pg_current_wal_lsn()'::regprocedure::oid, 'execute') THEN
+            v_same := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) = s.timeline;
+        END IF;
+    END IF;
+    IF v_same IS NOT TRUE THEN
+        v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
+        PERFORM fence.check_source();
+    END IF;
     fence := nextval('fence.fence_seq');
-    IF fence <= v_seen OR fence % 2 <> 0 THEN
-        RAISE EXCEPTION 'fence % drawn for lease "%" is not an even number above the last one granted, %', fence, acquire.name, v_seen
+    IF fence <= coalesce(s.granted, r.fence) OR fence % 2 <> 0 THEN
+        RAISE EXCEPTION 'fence % drawn for lease "%" is not an even number above the last one granted, %', fence, acquire.name, coalesce(s.granted, r.fence)
             USING ERRCODE = 'WG001',
                   DETAIL = 'The sequence fence.fence_seq is behind the leases: it was reset, restored, or not replicated.',
                   HINT = 'SELECT fence.jump(''why'') moves it above every fence in use.';
     END IF;
 
     expires_at := v_now + acquire.ttl;
-    UPDATE fence.lease l
-       SET fence = acquire.fence, token = acquire.token, holder = acquire.holder, ttl = acquire.ttl,
-           granted_at = v_now, renewed_at = v_now, renewals = 0, expires_at = acquire.expires_at,
-           released_at = NULL, wanted_by = NULL
-     WHERE l.name = acquire.name;
+    held_by := coalesce(acquire.holder, '');
     IF r.fence > 0 AND r.released_at IS NULL THEN -- else its end is on record
         UPDATE fence.term t
            SET ended_at = r.expires_at, end_reason = 'expired', renewals = r.renewals
          WHERE t.fence = r.fence AND t.ended_at IS NULL;
     END IF;
+    WITH granted AS ( -- in one statement, which costs less than two
+        UPDATE fence.lease l
+           SET fence = acquire.fence, token = acquire.token, holder = held_by, ttl = acquire.ttl,
+               granted_at = v_now, renewed_at = v_now, renewals = 0, expires_at = acquire.expires_at,
+               released_at = NULL, wanted_by = NULL
+         WHERE l.ctid = r.at) -- a row that is locked stays where it is
     INSERT INTO fence.term (fence, name, holder, ttl, granted_at, application_name, client_addr, db_user)
-    VALUES (acquire.fence, acquire.name, acquire.holder, acquire.ttl, v_now,
+    VALUES (acquire.fence, acquire.name, held_by, acquire.ttl, v_now,
             current_setting('application_name'), inet_client_addr(), session_user);
 
-    granted := true; held_by := acquire.holder; remaining := acquire.ttl;
+    granted := true; remaining := acquire.ttl;
 END $$;
 -- +goose StatementEnd
 
@@ -436,34 +456,35 @@ DECLARE
     v_now     timestamptz;
     v_outcome text;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF (release.token IS NOT NULL AND release.lock_wait BETWEEN interval '1 millisecond' AND interval '1 day'
+        AND current_setting('transaction_isolation') = 'read committed') IS NOT TRUE THEN
+        IF release.token IS NULL THEN
+            RAISE EXCEPTION 'token NULL: want that of the grant' USING ERRCODE = '22023';
+        ELSIF release.lock_wait IS NULL OR release.lock_wait NOT BETWEEN interval '1 millisecond' AND interval '1 day' THEN
+            RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(release.lock_wait::text, 'NULL')
+                USING ERRCODE = '22023';
+        END IF;
         RAISE EXCEPTION 'isolation level %: fence.release needs READ COMMITTED', current_setting('transaction_isolation')
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT fence.release(…); COMMIT';
     END IF;
-    IF release.name IS NULL OR octet_length(release.name) NOT BETWEEN 1 AND 255
-       OR release.name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
-        RAISE EXCEPTION 'lease name of % bytes: want 1 to 255 bytes without control characters',
-            coalesce(octet_length(release.name), 0) USING ERRCODE = '22023';
-    END IF;
-    IF release.token IS NULL THEN
-        RAISE EXCEPTION 'token NULL: want that of the grant' USING ERRCODE = '22023';
-    END IF;
-    IF release.lock_wait IS NULL OR release.lock_wait NOT BETWEEN interval '1 millisecond' AND interval '1 day' THEN
-        RAISE EXCEPTION 'lock_wait %: want a millisecond to a day', coalesce(release.lock_wait::text, 'NULL')
-            USING ERRCODE = '22023';
-    END IF;
     v_outcome := set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true); -- PERFORM would be a query
 
-    IF release.revoke THEN -- whose mark needs a row to be in
-        INSERT INTO fence.lease (name) VALUES (release.name) ON CONFLICT DO NOTHING;
-    END IF;
-    SELECT l.fence, l.token, l.renewals, l.expires_at, l.released_at, l.wanted_by INTO r
+    SELECT l.ctid AS at, l.fence, l.renewals, l.expires_at, l.wanted_by INTO r
       FROM fence.lease l
-     WHERE l.name = release.name AND (l.token = release.token OR release.revoke)
+     WHERE l.name = release.name AND l.token = release.token AND l.released_at IS NULL
        FOR NO KEY UPDATE;
-    v_now := clock_timestamp();
-
-    IF NOT FOUND OR r.token IS DISTINCT FROM release.token THEN
+    IF NOT FOUND THEN
+        IF release.revoke THEN -- whose mark needs a row to be in
+            PERFORM fence.add_lease(release.name);
+        END IF;
+        SELECT l.fence, l.token INTO r
+          FROM fence.lease l
+         WHERE l.name = release.name AND (l.token = release.token OR release.revoke)
+           FOR NO KEY UPDATE;
+        IF r.token = release.token THEN -- it has been released
+            SELECT t.end_reason INTO v_outcome FROM fence.term t WHERE t.fence = r.fence;
+            RETURN coalesce(v_outcome, 'released');
+        END IF;
         IF release.revoke THEN
             -- Some are enough: a statement can be late by a connection's life, not by that of many.
             UPDATE fence.lease l SET revoked = (release.token || l.revoked)[1:16] WHERE l.name = release.name;
@@ -473,15 +494,12 @@ BEGIN
         RETURN CASE WHEN FOUND THEN 'released' ELSE 'not_held' END;
     END IF;
 
-    IF r.released_at IS NOT NULL THEN
-        SELECT t.end_reason INTO v_outcome FROM fence.term t WHERE t.fence = r.fence;
-        RETURN coalesce(v_outcome, 'released');
-    END IF;
-
+    v_now := clock_timestamp();
     v_outcome := CASE WHEN r.expires_at > v_now THEN 'released' ELSE 'expired' END;
-    UPDATE fence.lease l
-       SET released_at = v_now, expires_at = least(r.expires_at, v_now), wanted_by = NULL
-     WHERE l.name = release.name;
+    WITH ended AS ( -- as in fence.acquire
+        UPDATE fence.lease l
+           SET released_at = v_now, expires_at = least(r.expires_at, v_now), wanted_by = NULL
+         WHERE l.ctid = r.at)
     UPDATE fence.term t
        SET ended_at = least(r.expires_at, v_now), end_reason = v_outcome, renewals = r.renewals
      WHERE t.fence = r.fence AND t.ended_at IS NULL;
@@ -505,6 +523,7 @@ REVOKE ALL ON FUNCTION
     fence.timeline(),
     fence.jump(text),
     fence.check_source(),
+    fence.add_lease(text),
     fence.acquire(text, text, interval, uuid, interval, text),
     fence.renew(text[], uuid[]),
     fence.release(text, uuid, bigint, interval, boolean)
@@ -515,6 +534,7 @@ DROP FUNCTION fence.schema_version();
 DROP FUNCTION fence.release(text, uuid, bigint, interval, boolean);
 DROP FUNCTION fence.renew(text[], uuid[]);
 DROP FUNCTION fence.acquire(text, text, interval, uuid, interval, text);
+DROP FUNCTION fence.add_lease(text);
 DROP FUNCTION fence.check_source();
 DROP FUNCTION fence.jump(text);
 DROP FUNCTION fence.timeline();

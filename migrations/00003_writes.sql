@@ -173,6 +173,22 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- fence.no_longer lowers one of the timeouts, for this transaction alone, unless it is shorter already. 0 means none; a setting that
+-- this server does not have is left alone.
+-- +goose StatementBegin
+CREATE FUNCTION fence.no_longer(setting text, milliseconds text) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_now text := current_setting(no_longer.setting, true);
+BEGIN
+    IF v_now = '0' OR extract(epoch FROM v_now::interval) * 1000 > no_longer.milliseconds::bigint THEN
+        RETURN set_config(no_longer.setting, no_longer.milliseconds, true);
+    END IF;
+    RETURN v_now;
+END $$;
+-- +goose StatementEnd
+
 -- fence.pin makes the calling transaction one of this grant's: no newer grant can exist before it ends. It holds the
 -- lease as fence.live does, and has the server end a transaction that stands still: statement_timeout,
 -- idle_in_transaction_session_timeout and, where there is one, transaction_timeout become what the lease has left,
@@ -190,7 +206,6 @@ CREATE FUNCTION fence.pin(
 DECLARE
     v_ends timestamptz;
     v_ms   text;
-    v_now  text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM fence.live(pin.name, pin.token, pin.fence); -- which raises WG002
@@ -213,20 +228,9 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN
         timeline := NULL;
     END;
-    -- 0 means none. Assignments, where PERFORM would be a query.
     v_ms := ceil(extract(epoch FROM remaining) * 1000)::bigint::text;
-    v_now := current_setting('statement_timeout');
-    IF v_now = '0' OR v_now::interval > remaining THEN
-        v_now := set_config('statement_timeout', v_ms, true);
-    END IF;
-    v_now := current_setting('idle_in_transaction_session_timeout');
-    IF v_now = '0' OR v_now::interval > remaining THEN
-        v_now := set_config('idle_in_transaction_session_timeout', v_ms, true);
-    END IF;
-    v_now := current_setting('transaction_timeout', true); -- from PostgreSQL 17 on
-    IF v_now = '0' OR v_now::interval > remaining THEN
-        v_now := set_config('transaction_timeout', v_ms, true);
-    END IF;
+    v_ms := concat(fence.no_longer('statement_timeout', v_ms), fence.no_longer('idle_in_transaction_session_timeout', v_ms),
+        fence.no_longer('transaction_timeout', v_ms)); -- an assignment, where PERFORM would be a query
 END $$;
 -- +goose StatementEnd
 
@@ -352,6 +356,7 @@ REVOKE ALL ON FUNCTION
     fence.request_is_new(text, bigint, text),
     fence.request_applied(text, bigint, text, text, regclass, bigint, bigint, text[], jsonb),
     fence.request_result(text, bigint, text),
+    fence.no_longer(text, text),
     fence.pin(text, uuid, bigint),
     fence.transaction_fate(xid8, text),
     fence.record_rejections(jsonb, bigint),
@@ -367,6 +372,7 @@ DROP FUNCTION fence.prune(interval, integer);
 DROP FUNCTION fence.record_rejections(jsonb, bigint);
 DROP FUNCTION fence.transaction_fate(xid8, text);
 DROP FUNCTION fence.pin(text, uuid, bigint);
+DROP FUNCTION fence.no_longer(text, text);
 DROP FUNCTION fence.request_result(text, bigint, text);
 DROP FUNCTION fence.request_applied(text, bigint, text, text, regclass, bigint, bigint, text[], jsonb);
 DROP FUNCTION fence.request_is_new(text, bigint, text);

@@ -63,7 +63,7 @@ BEGIN
         WHEN 'holder' THEN
             EXECUTE format('GRANT SELECT ON fence.protected_table, fence.live_lease TO %I', a.role);
             EXECUTE format('GRANT EXECUTE ON FUNCTION fence.acquire, fence.renew, fence.release, fence.live, fence.dear, fence.enter,
-                fence.lease_state, fence.pin, fence.transaction_fate, fence.floor, fence.buried, fence.bury, fence.request_is_new,
+                fence.lease_state, fence.pin, fence.no_longer, fence.transaction_fate, fence.floor, fence.buried, fence.bury, fence.request_is_new,
                 fence.request_applied, fence.request_result, fence.record_rejections TO %I', a.role);
         WHEN 'auditor' THEN
             EXECUTE format('GRANT SELECT (name, fence, holder, ttl, granted_at, renewed_at, renewals, expires_at, released_at, wanted_by)

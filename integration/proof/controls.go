@@ -50,7 +50,7 @@ func liveLease(expiresAt, end string) string {
 		" FROM fence.lease l WHERE l.released_at IS NULL " + end
 }
 
-var unchecked = edit{"acquire", "IF fence <= v_seen OR", "IF"}
+var unchecked = edit{"acquire", "IF fence <= coalesce(s.granted, r.fence) OR", "IF"}
 
 var controls = []control{
 	{
@@ -104,8 +104,7 @@ var controls = []control{
 	{
 		name: "release by name", what: "fence.release does not ask for the token", caught: ownLease,
 		functions: []edit{
-			{"release", "AND (l.token = release.token OR release.revoke)", ""},
-			{"release", "OR r.token IS DISTINCT FROM release.token", ""},
+			{"release", "AND l.token = release.token AND l.released_at IS NULL", "AND l.released_at IS NULL"},
 		},
 		profile: func(p *profile) { p.Linger = 0.6 },
 	},
@@ -114,8 +113,8 @@ var controls = []control{
 		functions: []edit{
 			unchecked,
 			{"acquire", "    fence := nextval('fence.fence_seq');\n", "    fence := v_drawn;\n"},
-			{"acquire", "    v_seen bigint;\n", "    v_seen bigint;\n    v_drawn bigint;\n"},
-			{"acquire", "    LOOP\n", "    v_drawn := nextval('fence.fence_seq');\n    PERFORM pg_sleep(random() / 2);\n    LOOP\n"},
+			{"acquire", "    v_same boolean;\n", "    v_same boolean;\n    v_drawn bigint;\n"},
+			{"acquire", "    next_in_line := false;\n", "    next_in_line := false;\n    v_drawn := nextval('fence.fence_seq');\n    PERFORM pg_sleep(random() / 2);\n"},
 		},
 		profile: faultsOf(map[string]int{"terminate": 1}, only("update"), func(p *profile) { p.Zombies, p.TTL, p.Names = 0, time.Second, 1 }),
 	},
@@ -154,13 +153,16 @@ var controls = []control{
 	},
 	{
 		name: "grants without a lock", what: "fence.acquire reads the lease's row without FOR UPDATE", caught: oneTerm,
-		functions: []edit{{"acquire", "WHERE l.name = acquire.name FOR UPDATE;", "WHERE l.name = acquire.name;"}},
+		functions: []edit{{"acquire", "FOR UPDATE SKIP LOCKED;", ";"}, {"acquire", "WHERE l.name = acquire.name FOR UPDATE;", "WHERE l.name = acquire.name;"}},
 		profile:   faultsOf(map[string]int{"lease lock": 10}, only("update")),
 	},
 	{
 		name: "take-over before the expiry", what: "fence.acquire counts a lease as over half a TTL too soon", caught: oneTerm,
-		functions: []edit{{"acquire", "r.expires_at > v_now", "r.expires_at - acquire.ttl / 2 > v_now"}},
-		profile:   faultsOf(map[string]int{"pause": 10}),
+		functions: []edit{
+			{"acquire", "l.expires_at <= clock_timestamp()", "l.expires_at - acquire.ttl / 2 <= clock_timestamp()"},
+			{"acquire", "r.expires_at > v_now", "r.expires_at - acquire.ttl / 2 > v_now"},
+		},
+		profile: faultsOf(map[string]int{"pause": 10}),
 	},
 	{
 		name: "guard off", what: "the triggers of the guarded table are disabled", caught: guarded,

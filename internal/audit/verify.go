@@ -303,8 +303,7 @@ func (v *verifier) epochMissing() error {
 const epochSQL = `
 SELECT concat_ws(', ',
            CASE WHEN e.server_started_at <> pg_postmaster_start_time() THEN 'it was started at ' || to_char(pg_postmaster_start_time() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"') END,
-           CASE WHEN e.sequence_oid <> 'fence.fence_seq'::regclass THEN 'the sequence was made anew' END,
-           CASE WHEN e.database_oid <> (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database()) THEN 'the database is another' END),
+           CASE WHEN e.sequence_file <> pg_relation_filepath('fence.fence_seq') THEN 'the sequence was restarted or made anew, or is in another database' END),
        e.timeline IS NULL
   FROM fence.epoch e WHERE e.reason <> 'installed' ORDER BY e.id DESC LIMIT 1`
 
@@ -445,7 +444,7 @@ func (v *verifier) leaseHot() error {
 
 // What fence.allow gives. A test compares.
 var (
-	holderFunctions = []string{"acquire", "renew", "release", "live", "dear", "enter", "lease_state", "pin", "transaction_fate", "floor",
+	holderFunctions = []string{"acquire", "renew", "release", "live", "dear", "enter", "lease_state", "pin", "no_longer", "transaction_fate", "floor",
 		"buried", "bury", "request_is_new", "request_applied", "request_result", "record_rejections"}
 	auditorTables = []string{"term", "epoch", "protected_table", "rejection", "tombstone", "request", "audit_loss", "observation", "allowed", "pruned"}
 )

@@ -49,7 +49,7 @@ func LockTimeout(err error) bool {
 	return Code(err) == "55P03"
 }
 
-var fenceFunction = regexp.MustCompile(`(?:view live_lease|function (?:live|dear|enter|lease_state|pin|floor|buried|bury|request_\w+|transaction_fate))$`)
+var fenceFunction = regexp.MustCompile(`(?:view live_lease|function (?:live|dear|enter|lease_state|pin|no_longer|floor|buried|bury|request_\w+|transaction_fate))$`)
 
 // NoSuchFunction reports whether err may come from calling a function of schema fence: those of a protected write's own
 // table are told by other codes.
