@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/writegate/writegate/leasedb"
@@ -61,4 +62,35 @@ func TestTenThousandLeases(t *testing.T) {
 	require.NoError(t, client.Close(ctx))
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.lease WHERE released_at IS NULL`))
 	require.Equal(t, leases, query[int](b, `SELECT count(*) FROM fence.term WHERE end_reason = 'released'`))
+}
+
+// One statement answers for each of them, whatever has become of it, once.
+func TestRenewalAnswersForEach(t *testing.T) {
+	ctx := context.Background()
+	b := newBed(t)
+	client := b.client(leasedb.Config{TTL: time.Hour, ManualRenewal: true})
+	var names, tokens []string
+	for _, name := range []string{"held", "held-too", "locked", "expired", "released", "another's"} {
+		names, tokens = append(names, name), append(tokens, b.acquire(client, name).Token())
+	}
+	names, tokens = append(names, "never granted", "held"), append(tokens, tokens[0], tokens[0])
+	b.exec(`UPDATE fence.lease SET expires_at = now() - interval '1s' WHERE name = 'expired';
+		UPDATE fence.lease SET released_at = now() WHERE name = 'released';
+		UPDATE fence.lease SET token = gen_random_uuid() WHERE name = 'another''s'`)
+	_, err := b.session().Exec(ctx, `BEGIN; SELECT 1 FROM fence.lease WHERE name = 'locked' FOR UPDATE`)
+	require.NoError(t, err)
+
+	rows, err := b.pool.Query(ctx, `SELECT name, outcome, expires_at > now() + interval '59m' FROM fence.renew($1, $2::text[]::uuid[])`, names, tokens)
+	require.NoError(t, err)
+	type answer struct {
+		Name, Outcome string
+		Extended      *bool
+	}
+	answers, err := pgx.CollectRows(rows, pgx.RowToStructByPos[answer])
+	require.NoError(t, err)
+	yes := true
+	require.ElementsMatch(t, []answer{
+		{"held", "renewed", &yes}, {"held-too", "renewed", &yes}, {"locked", "locked", nil}, {"expired", "lost", nil},
+		{"released", "lost", nil}, {"another's", "lost", nil}, {"never granted", "lost", nil},
+	}, answers)
 }

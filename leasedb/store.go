@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/writegate/writegate/internal/pgerr"
@@ -62,7 +63,7 @@ const (
 		FROM fence.acquire($1, $2, make_interval(secs => $3), $4::text::uuid, make_interval(secs => $5), $6)`
 	// In one row, of those that are as they should be no more than their number.
 	renewSQL = `SELECT count(*) FILTER (WHERE outcome = 'renewed'), coalesce(array_agg(name) FILTER (WHERE outcome <> 'renewed'), '{}'),
-		coalesce(array_agg(outcome) FILTER (WHERE outcome <> 'renewed'), '{}') FROM fence.renew($1::text[], $2::text[]::uuid[])`
+		coalesce(array_agg(outcome) FILTER (WHERE outcome <> 'renewed'), '{}') FROM fence.renew($1::text[], $2::uuid[])`
 	releaseSQL = `SELECT fence.release($1, $2::text::uuid, nullif($3::bigint, 0), make_interval(secs => $4), $5)`
 	versionSQL = `SELECT fence.schema_version()`
 )
@@ -149,10 +150,16 @@ func (s *pgStore) acquire(ctx context.Context, req acquireRequest) (a acquireAns
 }
 
 func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals []renewal, err error) {
+	ids := make([]pgtype.UUID, len(tokens)) // which the server need not parse
+	for i, token := range tokens {
+		if err := ids[i].Scan(token); err != nil {
+			return nil, err
+		}
+	}
 	var renewed int
 	var others, outcomes []string
 	_, err = s.call(ctx, s.renewals, func(ctx context.Context, q querier) error {
-		return q.QueryRow(ctx, renewSQL, names, tokens).Scan(&renewed, &others, &outcomes)
+		return q.QueryRow(ctx, renewSQL, names, ids).Scan(&renewed, &others, &outcomes)
 	})
 	if err != nil {
 		return nil, err

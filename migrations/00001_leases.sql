@@ -393,10 +393,9 @@ RETURNS TABLE (name text, outcome text, expires_at timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_rows tid[];
-    v_done text[];
-    v_ends timestamptz[];
-    v_now  timestamptz;
+    v_rows  tid[];
+    v_now   timestamptz;
+    v_count integer;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'isolation level %: fence.renew needs READ COMMITTED', current_setting('transaction_isolation')
@@ -414,24 +413,20 @@ BEGIN
     v_now := clock_timestamp();
 
     -- A row that is locked stays where it is, so that there is no need to look for it again.
-    WITH renewed AS (
-        UPDATE fence.lease l
-           SET expires_at = v_now + l.ttl, renewed_at = v_now, renewals = l.renewals + 1
-         WHERE l.ctid = ANY (v_rows) AND l.released_at IS NULL AND l.expires_at > v_now
-        RETURNING l.name, l.expires_at
-    )
-    SELECT array_agg(r.name), array_agg(r.expires_at) INTO v_done, v_ends FROM renewed r;
-    RETURN QUERY SELECT d.name, 'renewed', d.expires_at FROM unnest(v_done, v_ends) AS d (name, expires_at);
+    RETURN QUERY
+    UPDATE fence.lease l
+       SET expires_at = v_now + l.ttl, renewed_at = v_now, renewals = l.renewals + 1
+     WHERE l.ctid = ANY (v_rows) AND l.released_at IS NULL AND l.expires_at > v_now
+    RETURNING l.name, 'renewed', l.expires_at;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
 
-    IF coalesce(cardinality(v_done), 0) < cardinality(renew.names) THEN
+    IF v_count < cardinality(renew.names) THEN
+        -- What has been renewed is what was renewed just now: of another's renewal at this very microsecond it would be as true.
         RETURN QUERY
-        SELECT u.name,
-               CASE WHEN EXISTS (SELECT 1 FROM fence.lease l
-                                  WHERE l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL AND l.expires_at > v_now)
-                    THEN 'locked' ELSE 'lost' END,
-               NULL::timestamptz
+        SELECT u.name, CASE WHEN l.name IS NULL THEN 'lost' ELSE 'locked' END, NULL::timestamptz
           FROM (SELECT DISTINCT x.name, x.token FROM unnest(renew.names, renew.tokens) AS x (name, token)) u
-         WHERE NOT EXISTS (SELECT 1 FROM unnest(v_done) AS d (name) WHERE d.name = u.name);
+          LEFT JOIN fence.lease l ON l.name = u.name COLLATE "C" AND l.token = u.token AND l.released_at IS NULL AND l.expires_at > v_now
+         WHERE l.renewed_at IS DISTINCT FROM v_now;
     END IF;
 END $$;
 -- +goose StatementEnd
