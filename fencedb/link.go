@@ -359,9 +359,11 @@ func (s pgxSession) beginWith(ctx context.Context, sql string, args []any, dest 
 	tx := pgxTransaction{pgxLink{results.Tx(), s.textOnly}, results.Tx()}
 	err := results.Close()
 	switch {
-	case err != nil && !pgerr.Answered(err):
+	case err != nil && s.pooled.Conn().IsClosed():
 		err = pgerr.BeforeSending(err) // of anything that matters
-	case err == nil && !found:
+	case err != nil:
+		err = s.judge(err)
+	case !found:
 		err = errNoRow
 	}
 	return tx, err

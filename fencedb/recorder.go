@@ -21,6 +21,8 @@ const (
 	maxKeys     = 1000             // rows of one grant with a record each; those beyond share one
 	otherKeys   = `"(other keys)"` // the key of the one that they share
 	flushSize   = 500
+	slowdown    = 100 * time.Microsecond // by which each repeat of a refusal waits longer than the one before
+	slowest     = 10 * time.Millisecond
 )
 
 // recorder writes refusals into the audit, on a connection of its own. The first of its kind (same table, key, lease,
@@ -77,8 +79,8 @@ var (
 )
 
 // refused puts a refusal on record and fills in what the database knows of the holders. Not being able to changes
-// nothing about the refusal.
-func (r *recorder) refused(e *WriteError, key string) {
+// nothing about the refusal. It returns how often this very one is known to have been met before.
+func (r *recorder) refused(e *WriteError, key string) (repeats int64) {
 	now := time.Now()
 	id := refusal{e.Table, key, label(e.Lease, 255), e.Fence, e.Reason}
 	r.mu.Lock()
@@ -87,7 +89,7 @@ func (r *recorder) refused(e *WriteError, key string) {
 		r.mu.Unlock()
 		e.AuditErr = notRecorded(errGateClosed)
 		r.gate.observe(AuditEvent{Lost: 1, Err: errGateClosed})
-		return
+		return 0
 	}
 	known := r.track(id, now)
 	if known == nil {
@@ -96,11 +98,12 @@ func (r *recorder) refused(e *WriteError, key string) {
 		r.mu.Unlock()
 		e.AuditErr = notRecorded(errAuditFull)
 		r.gate.observe(AuditEvent{Lost: 1, Err: errAuditFull})
-		return
+		return 0
 	}
 	if known.pending == 0 {
 		known.firstAt = now
 	}
+	repeats = known.seen
 	known.seen++
 	known.pending++
 	known.lastAt = now
@@ -110,7 +113,7 @@ func (r *recorder) refused(e *WriteError, key string) {
 		r.later()
 		known.tell(e)
 		r.mu.Unlock()
-		return
+		return repeats
 	}
 	done := r.soon()
 	r.mu.Unlock()
@@ -132,6 +135,7 @@ func (r *recorder) refused(e *WriteError, key string) {
 	default:
 		e.AuditErr = notRecorded(errAuditLate)
 	}
+	return repeats
 }
 
 func notRecorded(err error) error { return fmt.Errorf("the refusal could not be recorded: %w", err) }

@@ -95,8 +95,9 @@ type write struct {
 	first   bool     // the lease has to be locked by a statement before it
 	claimed bool     // it tells guards whose it is
 
-	began time.Time
-	count int // rows written, for the signals
+	began   time.Time
+	count   int   // rows written, for the signals
+	repeats int64 // how often it has been refused before, just as it was now
 }
 
 // newWrite checks all that can be checked before a statement is built. The options that this kind of write takes beside
@@ -231,6 +232,15 @@ func (w *write) ended(ctx context.Context, err error) (Outcome, error) {
 // finish tells the observer.
 func (w *write) finish(ctx context.Context, outcome Outcome, err error) (Outcome, error) {
 	w.gate.observeWrite(ctx, w, outcome, err)
+	if w.repeats > 0 && w.in == nil { // in a caller's transaction, others may be waiting for its locks
+		// Whoever is told the same again and again, and goes on, must not take the server from those who do not.
+		timer := time.NewTimer(min(time.Duration(w.repeats)*slowdown, slowest))
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+	}
 	return outcome, err
 }
 
@@ -804,7 +814,7 @@ func (g *Gate) afterwards(ctx context.Context) (context.Context, context.CancelF
 // refuse records a refusal where there is an audit, and lets the lease know of what it did not know.
 func (g *Gate) refuse(ctx context.Context, w *write, e *WriteError, key string) {
 	if w.table == nil || w.table.leases {
-		g.recorder.refused(e, key)
+		w.repeats = max(w.repeats, g.recorder.refused(e, key))
 	}
 	g.log(ctx, e, key)
 	l, ok := handle(w.grant.lease).(loser)

@@ -46,8 +46,9 @@ func (s *side) run(b *bench, workers int, slice time.Duration) (perSecond float6
 			}
 		})
 	}
+	var beside sync.WaitGroup
 	if s.beside != nil {
-		wait.Go(func() {
+		beside.Go(func() {
 			for time.Now().Before(until) {
 				s.beside(b.ctx)
 			}
@@ -55,6 +56,7 @@ func (s *side) run(b *bench, workers int, slice time.Duration) (perSecond float6
 	}
 	wait.Wait()
 	passed := time.Since(began)
+	beside.Wait()
 	for _, err := range errs {
 		require.NoError(b, err, s.name)
 	}
