@@ -140,7 +140,7 @@ var controls = []control{
 	},
 	{
 		name: "audit in the caller's transaction", what: "a refusal is recorded in the transaction that was refused, which then rolls back", caught: audited,
-		source: []edit{{"write.go", "\t\tg.recorder.refused(e, key)\n", `		if w.in == nil {
+		source: []edit{{"write.go", "\t\tw.repeats = max(w.repeats, g.recorder.refused(e, key))\n", `		if w.in == nil {
 			g.recorder.refused(e, key)
 		} else {
 			s := w.newStatement()
@@ -153,7 +153,11 @@ var controls = []control{
 	},
 	{
 		name: "grants without a lock", what: "fence.acquire reads the lease's row without FOR UPDATE", caught: oneTerm,
-		functions: []edit{{"acquire", "FOR UPDATE SKIP LOCKED;", ";"}, {"acquire", "WHERE l.name = acquire.name FOR UPDATE;", "WHERE l.name = acquire.name;"}},
+		functions: []edit{
+			{"acquire", "FOR UPDATE SKIP LOCKED;", ";"},
+			{"acquire", "WHERE l.name = acquire.name FOR UPDATE;", "WHERE l.name = acquire.name;"},
+			{"acquire", "WHERE l.ctid = r.at)", "WHERE l.name = acquire.name)"}, // which finds a row that has moved meanwhile
+		},
 		profile:   faultsOf(map[string]int{"lease lock": 10}, only("update")),
 	},
 	{
