@@ -158,7 +158,7 @@ var controls = []control{
 			{"acquire", "WHERE l.name = acquire.name FOR UPDATE;", "WHERE l.name = acquire.name;"},
 			{"acquire", "WHERE l.ctid = r.at)", "WHERE l.name = acquire.name)"}, // which finds a row that has moved meanwhile
 		},
-		profile:   faultsOf(map[string]int{"lease lock": 10}, only("update")),
+		profile: faultsOf(map[string]int{"lease lock": 10}, only("update")),
 	},
 	{
 		name: "take-over before the expiry", what: "fence.acquire counts a lease as over half a TTL too soon", caught: oneTerm,
