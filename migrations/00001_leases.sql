@@ -65,7 +65,7 @@ CREATE TABLE fence.epoch (
     jumped_to         bigint
 );
 COMMENT ON TABLE fence.epoch IS 'each change of what fences come from, the newest last, and how far they jumped for it';
-COMMENT ON COLUMN fence.epoch.sequence_file IS 'names the database, and is another after a restart of the sequence, which may go back';
+COMMENT ON COLUMN fence.epoch.sequence_file IS 'names the database, and is another once the sequence has been altered, or restarted, which may go back';
 COMMENT ON COLUMN fence.epoch.timeline IS 'null where this server does not let us read it; restarts are still noticed';
 
 -- fence.timeline returns the WAL timeline, null where it cannot be read. Not from the control file: that shows the old
@@ -338,8 +338,7 @@ BEGIN
     -- whatever was granted by then was drawn earlier, and has to be lower.
     SELECT x.timeline, x.server_started_at = pg_postmaster_start_time()
            AND x.sequence_file = pg_relation_filepath('fence.fence_seq'::regclass) AND x.reason <> 'installed'
-           AND pg_sequence_parameters('fence.fence_seq'::regclass)::text = '(2,2,9007199254740990,2,f,1,20)'
-           AND NOT EXISTS (SELECT 1 FROM pg_depend d -- it belongs to a column
+           AND NOT EXISTS (SELECT 1 FROM pg_depend d -- it belongs to a column: all else that can be altered makes another file
                             WHERE d.classid = 'pg_class'::regclass AND d.objid = 'fence.fence_seq'::regclass AND d.refobjsubid > 0) AS same,
            greatest(r.fence, (SELECT t.fence FROM fence.term t ORDER BY t.fence DESC LIMIT 1)) AS granted
       INTO s FROM fence.epoch x ORDER BY x.id DESC LIMIT 1;
