@@ -182,7 +182,7 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 		w.rollback(ctx, tx)
 		return LeaseLost, w.error(LeaseLost, err)
 	}
-	return w.commit(ctx, tx, at, until)
+	return w.commit(ctx, s, tx, at, until)
 }
 
 // beginPinned begins a transaction and pins it.
@@ -273,7 +273,7 @@ func (w *write) failedUncommitted(err error) (Outcome, error) {
 }
 
 // commit commits, and finds out what became of it if it is not told.
-func (w *write) commit(ctx context.Context, tx transaction, at pinnedTo, until time.Time) (Outcome, error) {
+func (w *write) commit(ctx context.Context, s session, tx transaction, at pinnedTo, until time.Time) (Outcome, error) {
 	// Not with ctx: ending it while the COMMIT is under way would only make the outcome unknown.
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(max(time.Until(until), commitAtLeast), commitTime))
 	defer cancel()
@@ -286,6 +286,7 @@ func (w *write) commit(ctx context.Context, tx transaction, at pinnedTo, until t
 	case pgerr.Answered(err), pgerr.NotSent(err):
 		return w.failedUncommitted(err)
 	}
+	s.release() // it may be the only connection that the pool has room for
 	status, asked := w.fate(ctx, at)
 	switch status {
 	case "committed":

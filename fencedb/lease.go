@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Lease is what a gate asks of the grant that a write is made under. *leasedb.Lease is one; [Static] and [Callback]
@@ -100,7 +103,23 @@ type grant struct {
 }
 
 // claim is how a transaction says whose it is.
-func (g *grant) claim() string { return g.token + ":" + strconv.FormatInt(g.fence, 10) + ":" + g.name }
+func (g *grant) claim() string {
+	return plainToken(g.token) + ":" + strconv.FormatInt(g.fence, 10) + ":" + g.name
+}
+
+// plainToken writes a token as the database does: it takes it in other forms too, and compares what is claimed as text.
+func plainToken(token string) string {
+	plain := len(token) == 36
+	for i := 0; i < len(token); i++ {
+		c := token[i]
+		plain = plain && (c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c == '-')
+	}
+	var id pgtype.UUID
+	if plain || id.Scan(strings.Trim(token, "{}")) != nil {
+		return token
+	}
+	return id.String()
+}
 
 // grantOf takes down what lease is now. The error says why nothing can be written under it.
 func grantOf(lease Lease) (grant, error) {

@@ -103,7 +103,9 @@ func (r *recorder) refused(e *WriteError, key string) (repeats int64) {
 	if known.pending == 0 {
 		known.firstAt = now
 	}
-	repeats = known.seen
+	if known.key == key { // and not what those beyond the bound share
+		repeats = known.seen
+	}
 	known.seen++
 	known.pending++
 	known.lastAt = now

@@ -422,13 +422,16 @@ func (w *write) learns(err error, claimed bool) bool {
 	return true
 }
 
-// leaseState asks what became of the grant; it explains, and decides nothing. Under an isolation level that will not do it may be what
-// an old snapshot shows: then fence.live says so.
+// leaseState asks what became of the grant; it explains, and decides nothing. In a caller's transaction whose isolation level will not
+// do it may be what an old snapshot shows: then fence.live says so.
 func (w *write) leaseState(s *statement) string {
 	name, token, fence := w.grantValues(s)
-	args := name + ", " + token + ", " + fence
-	return "CASE WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN fence.lease_state(" + args +
-		") ELSE fence.live(" + args + ")::pg_catalog.text END"
+	args := "(" + name + ", " + token + ", " + fence + ")"
+	if w.in == nil {
+		return "fence.lease_state" + args
+	}
+	return "CASE WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN fence.lease_state" + args +
+		" ELSE fence.live" + args + "::pg_catalog.text END"
 }
 
 func (w *write) grantValues(s *statement) (name, token, fence string) {

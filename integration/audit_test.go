@@ -530,6 +530,9 @@ func TestWriteEvents(t *testing.T) {
 	_, err = table.UpdateMany(ctx, lease, []fencedb.Row{{Key: fencedb.Key{"id": 2}, Set: fencedb.Set{"v": "A"}}, {Key: fencedb.Key{"id": 3}, Set: fencedb.Set{"v": "A"}}})
 	require.NoError(t, err)
 	require.NoError(t, gate.InTx(ctx, lease, func(context.Context, pgx.Tx) error { return nil }))
+	b.exec(`UPDATE app.orders SET last_fence = 0 WHERE id = 1`)
+	_, err = table.Update(ctx, lease, order1, fencedb.Set{"v": "A"}) // as the first, which it now knows how to
+	require.NoError(t, err)
 	b.exec(`UPDATE app.orders SET last_fence = 40`)
 	_, err = table.Update(ctx, lease, order1, fencedb.Set{"v": "A"})
 	require.Error(t, err)
@@ -537,18 +540,19 @@ func TestWriteEvents(t *testing.T) {
 	_, err = table.Update(ctx, lease, order1, fencedb.Set{"v": "A"})
 	require.Error(t, err)
 
-	require.Len(t, events, 5)
+	require.Len(t, events, 6)
 	for i, want := range []fencedb.WriteEvent{
 		{Kind: "update", Table: "app.orders", Strength: fencedb.Fenced, Outcome: fencedb.Applied, Rows: 1},
 		{Kind: "update_many", Table: "app.orders", Strength: fencedb.Fenced, Outcome: fencedb.Applied, Rows: 2},
 		{Kind: "in_tx", Strength: fencedb.InTx, Outcome: fencedb.Applied},
+		{Kind: "update", Table: "app.orders", Strength: fencedb.Fenced, Outcome: fencedb.Applied, Rows: 1},
 		{Kind: "update", Table: "app.orders", Strength: fencedb.Fenced, Outcome: fencedb.Stale, Reason: "stale", Verdict: "lawful", Refused: 1},
 		{Kind: "update", Table: "app.orders", Strength: fencedb.Fenced, Outcome: fencedb.LeaseLost},
 	} {
 		got := events[i]
 		require.Positive(t, got.Took)
-		require.Equal(t, i < 4, got.Left > 50*time.Second && got.Left < time.Minute, "%v", got.Left)
-		require.Equal(t, i >= 3, got.Err != nil)
+		require.Equal(t, i < 5, got.Left > 50*time.Second && got.Left < time.Minute, "%v", got.Left)
+		require.Equal(t, i >= 4, got.Err != nil)
 		got.Took, got.Left, got.Err = 0, 0, nil
 		want.Rule, want.Attempt = fencedb.Once, 1
 		require.Equal(t, want, got)

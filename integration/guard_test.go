@@ -332,6 +332,45 @@ func TestInTxIsEntered(t *testing.T) {
 	}
 }
 
+// A claim is good for as long as the lease is held by the clock after the wait for its lock, not before. (C04)
+func TestClaimThatWaitsForTheLease(t *testing.T) {
+	ctx := context.Background()
+	b := guarded(t, `guard => 'enforce'`)
+	lease := b.acquire(b.client(leasedb.Config{TTL: time.Hour, ManualRenewal: true}), "x")
+	blocker, session := b.session(), b.session()
+	b.exec(`UPDATE fence.lease SET expires_at = clock_timestamp() + interval '500 ms'`)
+	_, err := blocker.Exec(ctx, `BEGIN; SELECT 1 FROM fence.lease FOR UPDATE`)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := session.Exec(ctx, fmt.Sprintf(`BEGIN; SELECT set_config('fence.entered', '%s:%d:x', true); UPDATE app.orders SET v = 'late' WHERE id = 1; COMMIT`, lease.Token(), lease.Fence()))
+		done <- err
+	}()
+	b.waitUntilBlocked()
+	b.await(`SELECT expires_at < clock_timestamp() FROM fence.lease`)
+	_, err = blocker.Exec(ctx, `COMMIT`)
+	require.NoError(t, err)
+	require.ErrorContains(t, <-done, "WG008")
+	require.Equal(t, "first", query[string](b, `SELECT v FROM app.orders WHERE id = 1`))
+}
+
+// A token counts as what it is, however it is written.
+func TestTokenInAnotherForm(t *testing.T) {
+	ctx := context.Background()
+	b := guarded(t, `strength => 'live', guard => 'enforce'`)
+	lease := factsOf(b.acquire(b.client(leasedb.Config{TTL: time.Hour}), "x"))
+	for _, form := range []func(string) string{strings.ToUpper, func(s string) string { return "{" + s + "}" }, func(s string) string { return strings.ReplaceAll(s, "-", "") }} {
+		written := lease
+		written.token = form(lease.token)
+		_, err := b.table().Update(ctx, written, order1, fencedb.Set{"v": "A"}, fencedb.WithRule(fencedb.Term))
+		require.NoError(t, err)
+		require.NoError(t, b.gate.InTx(ctx, written, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE app.orders SET v = 'plain SQL' WHERE id = 1`)
+			return err
+		}))
+	}
+}
+
 // Processes that run on while a guard is installed, removed and changed notice nothing of it; and what is not said of a table
 // when it is protected again stays as it was.
 func TestGuardIsInstalledUnderRunningProcesses(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"strings"
 	"testing"
 	"time"
 
@@ -299,6 +300,70 @@ func TestAbandonedAcquireLeavesNothingHeld(t *testing.T) {
 	_, err := b.pool.Exec(ctx, `SELECT fence.acquire('x', 'A', '1s', $1::text::uuid)`, token)
 	require.ErrorContains(t, err, "given up")
 	b.acquire(b.client(leasedb.Config{}), "x")
+}
+
+// What is given up may be just about to be committed: then it is released, and not taken for released already.
+func TestRevokeMeetsAGrantUnderWay(t *testing.T) {
+	ctx := context.Background()
+	for _, first := range []bool{true, false} {
+		b := newBed(t)
+		const token = "11111111-1111-4111-8111-111111111111"
+		if !first {
+			require.NoError(t, b.acquire(b.client(leasedb.Config{}), "x").Release(ctx))
+		}
+		c := b.session()
+		_, err := c.Exec(ctx, `BEGIN; SELECT fence.acquire('x', 'A', '1 hour', '`+token+`')`)
+		require.NoError(t, err)
+		done := make(chan string, 1)
+		go func() {
+			var outcome string
+			if err := b.pool.QueryRow(ctx, `SELECT fence.release('x', $1::text::uuid, lock_wait => '1 minute', revoke => true)`, token).Scan(&outcome); err != nil {
+				t.Error(err)
+			}
+			done <- outcome
+		}()
+		b.waitUntilBlocked()
+		_, err = c.Exec(ctx, `COMMIT`)
+		require.NoError(t, err)
+		require.Equal(t, "released", <-done)
+		require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.lease WHERE released_at IS NULL`))
+		require.Equal(t, "released", query[string](b, `SELECT end_reason FROM fence.term ORDER BY fence DESC LIMIT 1`))
+		require.Equal(t, "released", query[string](b, `SELECT fence.release('x', $1::text::uuid)`, token), "asked again")
+
+		// And a token serves one grant.
+		_, err = b.pool.Exec(ctx, `SELECT fence.acquire('x', 'A', '1s', $1::text::uuid)`, token)
+		require.ErrorContains(t, err, "a token serves one grant only")
+	}
+}
+
+// Whatever an acquire or a release has to wait for, it waits no longer than it was told to.
+func TestLockWaitBoundsEveryWait(t *testing.T) {
+	ctx := context.Background()
+	for _, locked := range []string{
+		`SELECT 1 FROM fence.lease WHERE name = 'x' FOR UPDATE`,
+		`ALTER SEQUENCE fence.fence_seq OWNED BY NONE`,
+		`LOCK TABLE fence.epoch`,
+		`LOCK TABLE fence.lease`,
+		`LOCK TABLE fence.term`,
+		`UPDATE fence.epoch SET server_started_at = server_started_at - interval '1s'; LOCK TABLE fence.epoch IN SHARE MODE`,
+	} {
+		b := newBed(t)
+		lease := b.acquire(b.client(leasedb.Config{ManualRenewal: true, TTL: time.Hour}), "x")
+		b.age("x", 2*time.Hour)
+		c := b.session()
+		_, err := c.Exec(ctx, `BEGIN; `+locked)
+		require.NoError(t, err)
+		bounded, cancel := context.WithTimeout(ctx, 30*time.Second)
+		if locked[:6] != "UPDATE" { // which only shows once it is committed
+			_, err = b.pool.Exec(bounded, `SELECT fence.acquire('x', 'B', '1 hour', gen_random_uuid(), lock_wait => '20 ms')`)
+			require.ErrorContains(t, err, "55P03", locked)
+		}
+		if strings.Contains(locked, "fence.lease") || strings.Contains(locked, "fence.term") {
+			_, err = b.pool.Exec(bounded, `SELECT fence.release('x', $1::text::uuid, lock_wait => '20 ms')`, lease.Token())
+			require.ErrorContains(t, err, "55P03", locked)
+		}
+		cancel()
+	}
 }
 
 // A grant inside a savepoint that is rolled back never was. (C22 c)

@@ -21,15 +21,17 @@ import (
 func TestTamperedSequenceGrantsNothing(t *testing.T) {
 	ctx := context.Background()
 	for change, want := range map[string]string{
-		`ALTER SEQUENCE fence.fence_seq CACHE 10`:                   "caches 10 values a session",
-		`ALTER SEQUENCE fence.fence_seq CYCLE`:                      "cycles",
-		`ALTER SEQUENCE fence.fence_seq INCREMENT BY 1`:             "increments by 1",
-		`ALTER SEQUENCE fence.fence_seq AS integer MAXVALUE 1000`:   "is not bigint",
-		`ALTER SEQUENCE fence.fence_seq OWNED BY fence.lease.fence`: "is owned by a table's column",
-		`ALTER SEQUENCE fence.fence_seq CACHE 5 CYCLE`:              "caches 5 values a session, not 1, cycles",
-		`SELECT setval('fence.fence_seq', 2)`:                       "is not an even number above the last one granted, 10",
-		`SELECT setval('fence.fence_seq', 33)`:                      "fence 35 drawn",
-		`SELECT setval('fence.fence_seq', 9007199254740990)`:        "2200H",
+		`ALTER SEQUENCE fence.fence_seq CACHE 10`:                                                                          "caches 10 values a session",
+		`ALTER SEQUENCE fence.fence_seq CYCLE`:                                                                             "cycles",
+		`ALTER SEQUENCE fence.fence_seq INCREMENT BY 1`:                                                                    "increments by 1",
+		`ALTER SEQUENCE fence.fence_seq AS integer MAXVALUE 1000`:                                                          "is not bigint",
+		`ALTER SEQUENCE fence.fence_seq SET UNLOGGED`:                                                                      "is not logged", // from PostgreSQL 15 on
+		`ALTER SEQUENCE fence.fence_seq CACHE 20; SELECT fence.jump('which does not mend it')`:                             "caches 20 values a session",
+		`ALTER SEQUENCE fence.fence_seq OWNED BY fence.lease.fence`:                                                        "is owned by a table's column",
+		`ALTER SEQUENCE fence.fence_seq CACHE 5 CYCLE`:                                                                     "caches 5 values a session, not 1, cycles",
+		`SELECT setval('fence.fence_seq', 2)`:                                                                              "is not an even number above the last one granted, 10",
+		`SELECT setval('fence.fence_seq', 33)`:                                                                             "fence 35 drawn",
+		`SELECT setval('fence.fence_seq', 9007199254740990)`:                                                               "2200H",
 		`DROP SEQUENCE fence.fence_seq; CREATE SEQUENCE fence.fence_seq INCREMENT BY 2 MINVALUE 2 START 9007199254740990;`: "fences are used up",
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -274,6 +274,26 @@ func TestRetryAppliesWhatNeverArrived(t *testing.T) {
 
 // The commit of a pinned transaction whose answer is lost: the gate asks the server what became of it. (C03)
 func TestInTxLearnsWhatBecameOfItsCommit(t *testing.T) {
+	t.Run("on the only connection of the pool", func(t *testing.T) {
+		ctx := context.Background()
+		b, _ := newThings(t)
+		b.exec(`CREATE FUNCTION app.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NULL; END $$;
+			CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON app.things DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION app.slow()`)
+		gate := b.gateOf(fencedb.New(pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) { c.MaxConns = 1 }), fencedb.Config{}))
+		lease := b.acquire(b.client(leasedb.Config{TTL: 10 * time.Minute}), "x")
+		ended := make(chan struct{})
+		err := gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+			go func() {
+				defer close(ended)
+				b.await(`SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`)
+			}()
+			_, err := tx.Exec(ctx, `UPDATE app.things SET v = 'A' WHERE a = 10`)
+			return err
+		})
+		<-ended
+		require.ErrorContains(t, err, "it was rolled back")
+		require.NotErrorIs(t, err, fencedb.ErrUnknown)
+	})
 	for name, disturb := range map[string]struct {
 		when func(b *bed, l *link) // before the commit is sent
 		then func(b *bed, l *link) // while it is under way

@@ -592,6 +592,40 @@ func TestFormsUnderAnotherDefaultIsolation(t *testing.T) {
 	require.ErrorContains(t, err, "READ COMMITTED")
 	require.NotErrorIs(t, err, fencedb.ErrStale)
 	require.Equal(t, 0, query[int](b, `SELECT count(*) FROM fence.rejection`))
+
+	// A refusal is told, and recorded, for what it is as well.
+	over := factsOf(lease)
+	b.age("x", time.Hour)
+	for form, write := range forms {
+		_, err := write(ctx, table, gate, over, a, "x", fencedb.WithStrength(fencedb.Live))
+		require.ErrorIs(t, err, fencedb.ErrLeaseLost, form)
+		a++
+	}
+	require.NoError(t, gate.Flush(ctx))
+	require.Equal(t, len(forms), query[int](b, `SELECT count(*) FROM fence.rejection WHERE reason = 'expired'`))
+}
+
+// The transaction of InTx is READ COMMITTED whatever the default is, and has the timeouts of the lease, unless there are shorter ones.
+func TestInTxSettings(t *testing.T) {
+	ctx := context.Background()
+	b, _ := newThings(t)
+	pool := pgtest.Pool(t, b.cfg, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+		c.ConnConfig.RuntimeParams["statement_timeout"] = "1234ms"
+		c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "2h"
+	})
+	gate := b.gateOf(fencedb.New(pool, fencedb.Config{}))
+	lease := b.acquire(b.client(leasedb.Config{TTL: time.Hour}), "x")
+	require.NoError(t, gate.InTx(ctx, lease, func(ctx context.Context, tx pgx.Tx) error {
+		var isolation, statement, idle string
+		var shorter bool
+		err := tx.QueryRow(ctx, `SELECT current_setting('transaction_isolation'), current_setting('statement_timeout'),
+			current_setting('idle_in_transaction_session_timeout'), current_setting('idle_in_transaction_session_timeout')::interval <= '1h'`).Scan(&isolation, &statement, &idle, &shorter)
+		require.Equal(t, "read committed", isolation)
+		require.Equal(t, "1234ms", statement)
+		require.True(t, shorter, idle)
+		return err
+	}))
 }
 
 // A zombie that waits for the lawful holder's transaction does not stand in its way. (No deadlock: everybody locks the row

@@ -85,6 +85,26 @@ END $$;
 INSERT INTO fence.epoch (reason, server_started_at, timeline, sequence_file)
 VALUES ('installed', pg_postmaster_start_time(), fence.timeline(), pg_relation_filepath('fence.fence_seq'));
 
+-- fence.sequence_wrong says what is wrong with the sequence, by which it could hand out fences in the wrong order, or twice; '' if nothing.
+-- +goose StatementBegin
+CREATE FUNCTION fence.sequence_wrong() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT concat_ws(', ',
+               CASE WHEN s.seqtypid <> 'bigint'::regtype THEN 'is not bigint' END,
+               CASE WHEN s.seqincrement <> 2 THEN format('increments by %s, not 2', s.seqincrement) END,
+               CASE WHEN s.seqcache <> 1 THEN format('caches %s values a session, not 1', s.seqcache) END,
+               CASE WHEN s.seqcycle THEN 'cycles' END,
+               CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' END,
+               CASE WHEN EXISTS (SELECT 1 FROM pg_depend d
+                                  WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+                                    AND d.refclassid = 'pg_class'::regclass AND d.refobjsubid > 0
+                                    AND d.deptype IN ('a', 'i'))
+                    THEN 'is owned by a table''s column' END)
+      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+     WHERE s.seqrelid = 'fence.fence_seq'::regclass
+$$;
+-- +goose StatementEnd
+
 -- fence.jump moves the sequence past every fence that can be out there, and logs a new epoch: the greater of all that is
 -- known here plus 2^20, and the microseconds since 1970. Fences grow more slowly than one a microsecond, so the clock is
 -- ahead of every fence ever lost, also of those that a twin, promoted apart from us, has handed out; a count of epochs
@@ -123,7 +143,9 @@ BEGIN
     END;
     PERFORM setval('fence.fence_seq', v_to);
     INSERT INTO fence.epoch (reason, server_started_at, timeline, system_identifier, sequence_file, jumped_from, jumped_to)
-    VALUES (jump.reason, pg_postmaster_start_time(), fence.timeline(), v_system, pg_relation_filepath('fence.fence_seq'), v_drawn, v_to);
+    VALUES (jump.reason, pg_postmaster_start_time(), fence.timeline(), v_system,
+            -- What is wrong with it is not to pass for what it always was: the next grant asks.
+            CASE WHEN fence.sequence_wrong() = '' THEN pg_relation_filepath('fence.fence_seq') ELSE 'altered' END, v_drawn, v_to);
     RETURN v_to;
 END $$;
 -- +goose StatementEnd
@@ -136,7 +158,7 @@ CREATE FUNCTION fence.check_source() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_wrong    text;
+    v_wrong    text := fence.sequence_wrong();
     v_first    boolean;
     v_behind   boolean;
     v_timeline text := fence.timeline();
@@ -144,20 +166,6 @@ DECLARE
     v_reason   text;
     e          record;
 BEGIN
-    SELECT concat_ws(', ',
-               CASE WHEN s.seqtypid <> 'bigint'::regtype THEN 'is not bigint' END,
-               CASE WHEN s.seqincrement <> 2 THEN format('increments by %s, not 2', s.seqincrement) END,
-               CASE WHEN s.seqcache <> 1 THEN format('caches %s values a session, not 1', s.seqcache) END,
-               CASE WHEN s.seqcycle THEN 'cycles' END,
-               CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' END,
-               CASE WHEN EXISTS (SELECT 1 FROM pg_depend d
-                                  WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
-                                    AND d.refclassid = 'pg_class'::regclass AND d.refobjsubid > 0
-                                    AND d.deptype IN ('a', 'i'))
-                    THEN 'is owned by a table''s column' END)
-      INTO v_wrong
-      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
-     WHERE s.seqrelid = 'fence.fence_seq'::regclass;
     IF v_wrong <> '' THEN
         RAISE EXCEPTION 'fence.fence_seq cannot be trusted: it %', v_wrong USING ERRCODE = 'WG001',
             HINT = 'ALTER SEQUENCE fence.fence_seq INCREMENT BY 2 CACHE 1 NO CYCLE OWNED BY NONE; then SELECT fence.jump(''sequence repaired'')';
@@ -254,11 +262,12 @@ DECLARE
     v_same boolean;
 BEGIN
     -- In as few expressions as can be, here and below: each is set up anew in every transaction.
-    IF (acquire.ttl > interval '0' AND acquire.ttl <= interval '7 days' AND acquire.token IS NOT NULL
+    IF (now() + acquire.ttl > now() AND acquire.ttl <= interval '7 days' AND acquire.token IS NOT NULL
         AND acquire.lock_wait BETWEEN interval '1 millisecond' AND interval '1 day'
         AND coalesce(octet_length(acquire.holder), 0) <= 1024 AND coalesce(octet_length(acquire.waiter), 0) <= 255
         AND current_setting('transaction_isolation') = 'read committed') IS NOT TRUE THEN
-        IF acquire.ttl IS NULL OR acquire.ttl <= interval '0' OR acquire.ttl > interval '7 days' THEN
+        -- By what it makes of the time: a month less 30 days is 0 as intervals compare, and may be in the past.
+        IF acquire.ttl IS NULL OR now() + acquire.ttl <= now() OR acquire.ttl > interval '7 days' THEN
             RAISE EXCEPTION 'ttl %: want more than 0 and at most 7 days', coalesce(acquire.ttl::text, 'NULL')
                 USING ERRCODE = '22023';
         ELSIF acquire.token IS NULL THEN
@@ -275,6 +284,8 @@ BEGIN
             USING ERRCODE = 'WG002', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED; SELECT … FROM fence.acquire(…); COMMIT';
     END IF;
     next_in_line := false;
+    -- Transaction-local, so that nothing leaks into a pooled session. An assignment: PERFORM would be a query.
+    v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
 
     -- What is free, and what nobody is at, is had without waiting; what is not found so may be locked, or held, or not be there.
     -- The condition holds for the row as it is once it is locked. What has expired stays so; all else is asked again below.
@@ -305,8 +316,6 @@ BEGIN
             RETURN;
         END IF;
 
-        -- Transaction-local, so that nothing leaks into a pooled session. An assignment: PERFORM would be a query.
-        v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
         LOOP
             SELECT l.ctid AS at, l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
               FROM fence.lease l WHERE l.name = acquire.name FOR UPDATE;
@@ -349,7 +358,6 @@ BEGIN
         END IF;
     END IF;
     IF v_same IS NOT TRUE THEN
-        v_set := set_config('lock_timeout', ceil(extract(epoch FROM acquire.lock_wait) * 1000)::bigint::text, true);
         PERFORM fence.check_source();
     END IF;
     fence := nextval('fence.fence_seq');
@@ -463,22 +471,17 @@ BEGIN
     END IF;
     v_outcome := set_config('lock_timeout', ceil(extract(epoch FROM release.lock_wait) * 1000)::bigint::text, true); -- PERFORM would be a query
 
-    SELECT l.ctid AS at, l.fence, l.renewals, l.expires_at, l.wanted_by INTO r
+    IF release.revoke THEN -- whose mark needs a row to be in
+        PERFORM fence.add_lease(release.name);
+    END IF;
+    -- To be revoked it may be granted only while we wait for the row: so one look, which sees what it has waited for.
+    SELECT l.ctid AS at, l.fence, l.token, l.renewals, l.expires_at, l.released_at, l.wanted_by INTO r
       FROM fence.lease l
-     WHERE l.name = release.name AND l.token = release.token AND l.released_at IS NULL
+     WHERE l.name = release.name AND (l.token = release.token OR release.revoke)
        FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        IF release.revoke THEN -- whose mark needs a row to be in
-            PERFORM fence.add_lease(release.name);
-        END IF;
-        SELECT l.fence, l.token INTO r
-          FROM fence.lease l
-         WHERE l.name = release.name AND (l.token = release.token OR release.revoke)
-           FOR NO KEY UPDATE;
-        IF r.token = release.token THEN -- it has been released
-            SELECT t.end_reason INTO v_outcome FROM fence.term t WHERE t.fence = r.fence;
-            RETURN coalesce(v_outcome, 'released');
-        END IF;
+    v_now := clock_timestamp();
+
+    IF (r.token = release.token) IS NOT TRUE THEN
         IF release.revoke THEN
             -- Some are enough: a statement can be late by a connection's life, not by that of many.
             UPDATE fence.lease l SET revoked = (release.token || l.revoked)[1:16] WHERE l.name = release.name;
@@ -486,9 +489,11 @@ BEGIN
         PERFORM 1 FROM fence.term t
           WHERE t.fence = release.fence AND t.name = release.name AND t.end_reason = 'released';
         RETURN CASE WHEN FOUND THEN 'released' ELSE 'not_held' END;
+    ELSIF r.released_at IS NOT NULL THEN
+        SELECT t.end_reason INTO v_outcome FROM fence.term t WHERE t.fence = r.fence;
+        RETURN coalesce(v_outcome, 'released');
     END IF;
 
-    v_now := clock_timestamp();
     v_outcome := CASE WHEN r.expires_at > v_now THEN 'released' ELSE 'expired' END;
     WITH ended AS ( -- as in fence.acquire
         UPDATE fence.lease l
@@ -515,6 +520,7 @@ COMMENT ON FUNCTION fence.schema_version() IS 'the newest writegate migration ap
 
 REVOKE ALL ON FUNCTION
     fence.timeline(),
+    fence.sequence_wrong(),
     fence.jump(text),
     fence.check_source(),
     fence.add_lease(text),
@@ -531,6 +537,7 @@ DROP FUNCTION fence.acquire(text, text, interval, uuid, interval, text);
 DROP FUNCTION fence.add_lease(text);
 DROP FUNCTION fence.check_source();
 DROP FUNCTION fence.jump(text);
+DROP FUNCTION fence.sequence_wrong();
 DROP FUNCTION fence.timeline();
 DROP TABLE fence.epoch;
 DROP TABLE fence.term;

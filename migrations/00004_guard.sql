@@ -92,10 +92,13 @@ BEGIN
     END IF;
     v_grant := left(v_setting, 37 + strpos(substr(v_setting, 38), ':') - 1); -- token and fence, as far as the second colon
     v_name := substr(v_setting, length(v_grant) + 2);
-    SELECT l.fence, l.expires_at > clock_timestamp() INTO v_fence, v_live
-      FROM fence.lease l
-     WHERE l.name = v_name AND l.token || ':' || l.fence = v_grant AND (l.released_at IS NULL OR fence.dear())
-       FOR KEY SHARE;
+    -- The clock is read above the lock, as by who reads fence.live_lease, which does not show the token.
+    SELECT x.fence, x.expires_at > clock_timestamp() INTO v_fence, v_live
+      FROM (SELECT l.fence, l.expires_at
+              FROM fence.lease l
+             WHERE l.name = v_name AND l.token || ':' || l.fence = v_grant AND (l.released_at IS NULL OR fence.dear())
+               AND l.expires_at > clock_timestamp()
+               FOR KEY SHARE) x;
     IF v_live IS NOT TRUE THEN
         RETURN NULL;
     END IF;

@@ -102,6 +102,7 @@ func TestBench(t *testing.T) {
 			b.results = append(b.results, part.results...)
 		})
 	}
+	require.NotEmpty(t, b.results, "-work %q is in the name of none", *only)
 	b.print(time.Since(began))
 }
 

@@ -104,7 +104,8 @@ var controls = []control{
 	{
 		name: "release by name", what: "fence.release does not ask for the token", caught: ownLease,
 		functions: []edit{
-			{"release", "AND l.token = release.token AND l.released_at IS NULL", "AND l.released_at IS NULL"},
+			{"release", "AND (l.token = release.token OR release.revoke)", ""},
+			{"release", "(r.token = release.token) IS NOT TRUE", "r.fence IS NULL"},
 		},
 		profile: func(p *profile) { p.Linger = 0.6 },
 	},
