@@ -58,7 +58,7 @@ func TestLeaseNames(t *testing.T) {
 		`fence.acquire('x', 'h', '-1s', gen_random_uuid())`:                                         "ttl -00:00:01",
 		`fence.acquire('x', 'h', NULL, gen_random_uuid())`:                                          "ttl NULL",
 		`fence.acquire('x', 'h', '8 days', gen_random_uuid())`:                                      "at most 7 days",
-		`fence.acquire('x', 'h', '-1 mon 30 days 1 second', gen_random_uuid())`:                     "more than 0",
+		`fence.acquire('x', 'h', '-1 year 360 days 1 second', gen_random_uuid())`:                   "more than 0",
 		`fence.acquire('x', repeat('h', 1025), '1s', gen_random_uuid())`:                            "holder of 1025",
 		`fence.acquire('x', 'h', '1s', gen_random_uuid(), waiter => repeat('w', 8000))`:             "waiter of 8000",
 		`fence.acquire('x', 'h', '1s', NULL)`:                                                       "token NULL",
