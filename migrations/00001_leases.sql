@@ -289,7 +289,7 @@ BEGIN
 
     -- What is free, and what nobody is at, is had without waiting; what is not found so may be locked, or held, or not be there.
     -- The condition holds for the row as it is once it is locked. What has expired stays so; all else is asked again below.
-    SELECT l.ctid AS at, l.fence, l.token, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
+    SELECT l.ctid AS at, l.fence, l.token, l.holder, l.expires_at, l.released_at, l.renewals, l.revoked INTO r
       FROM fence.lease l
      WHERE l.name = acquire.name AND (l.released_at IS NOT NULL OR l.expires_at <= clock_timestamp())
        FOR UPDATE SKIP LOCKED;
