@@ -315,7 +315,7 @@ func TestTimelineThatCannotBeRead(t *testing.T) {
 	b.exec(`REVOKE EXECUTE ON FUNCTION pg_walfile_name(pg_lsn), pg_control_system() FROM PUBLIC;
 		CREATE ROLE plain; GRANT ALL ON SCHEMA fence TO plain; GRANT ALL ON ALL TABLES IN SCHEMA fence TO plain; GRANT ALL ON SEQUENCE fence.fence_seq TO plain;
 		ALTER FUNCTION fence.acquire OWNER TO plain; ALTER FUNCTION fence.check_source OWNER TO plain; ALTER FUNCTION fence.jump OWNER TO plain;
-		ALTER FUNCTION fence.timeline OWNER TO plain; ALTER FUNCTION fence.add_lease OWNER TO plain`)
+		ALTER FUNCTION fence.timeline OWNER TO plain; ALTER FUNCTION fence.add_lease OWNER TO plain; ALTER FUNCTION fence.sequence_wrong OWNER TO plain`)
 	var notices []string
 	cfg := b.cfg.Copy()
 	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { notices = append(notices, n.Message) }

@@ -121,7 +121,7 @@ var controls = []control{
 	},
 	{
 		name: "sequence with CACHE 10", what: "each session takes ten fences at a time; that the grant refuses such a sequence, and a fence below one granted before, is off too", caught: risingFences,
-		functions: []edit{unchecked, {"check_source", "WHEN s.seqcache <> 1", "WHEN false"}},
+		functions: []edit{unchecked, {"sequence_wrong", "WHEN s.seqcache <> 1", "WHEN false"}},
 		database:  "ALTER SEQUENCE fence.fence_seq CACHE 10",
 	},
 	{
