@@ -83,10 +83,7 @@ func (b *bench) scale() {
 		b.Cleanup(gate.Close)
 		table, err := gate.Table(b.ctx, "app.once")
 		require.NoError(b, err)
-		lease := grants()
-		return &side{do: func(ctx context.Context, worker, i int) error {
-			return applied(table.Update(ctx, lease(worker, i), fencedb.Key{"id": worker*50 + i%50}, fencedb.Set{"v": "as it is now"}))
-		}}
+		return through(table, func(worker, i int) int { return worker*50 + i%50 }, grants())
 	})
 	program, err := fencecheck()
 	require.NoError(b, err)

@@ -94,9 +94,9 @@ func rowOf(worker, i int) int {
 }
 
 // bare is the write that a program would do without us.
-func (b *bed) bare() *side {
+func (b *bed) bare(row func(worker, i int) int) *side {
 	return &side{name: "UPDATE … WHERE id = $1", do: func(ctx context.Context, worker, i int) error {
-		_, err := b.pool.Exec(ctx, bareSQL, rowOf(worker, i), "as it is now")
+		_, err := b.pool.Exec(ctx, bareSQL, row(worker, i), "as it is now")
 		return err
 	}}
 }
@@ -104,9 +104,9 @@ func (b *bed) bare() *side {
 const bareSQL = "UPDATE app.bare SET v = $2 WHERE id = $1"
 
 // through is the same through the gate.
-func through(table *fencedb.Table, lease func(worker, i int) fencedb.Lease) *side {
+func through(table *fencedb.Table, row func(worker, i int) int, lease func(worker, i int) fencedb.Lease) *side {
 	return &side{name: "the gate, " + table.Name(), do: func(ctx context.Context, worker, i int) error {
-		return applied(table.Update(ctx, lease(worker, i), fencedb.Key{"id": rowOf(worker, i)}, fencedb.Set{"v": "as it is now"}))
+		return applied(table.Update(ctx, lease(worker, i), fencedb.Key{"id": row(worker, i)}, fencedb.Set{"v": "as it is now"}))
 	}}
 }
 
@@ -136,7 +136,7 @@ func each(f func(conns int, d durability)) {
 func (b *bench) fenced() {
 	each(func(conns int, d durability) {
 		b := b.bed(conns, d)
-		plain, ours := b.bare(), through(b.table("once"), grants())
+		plain, ours := b.bare(rowOf), through(b.table("once"), rowOf, grants())
 		c := b.compare(conns, plain, ours)
 		b.judge(fmt.Sprintf("Fenced, %s, %s", connections(conns), d.name), c, 0.97)
 		last := &b.results[len(b.results)-1]
@@ -169,7 +169,7 @@ func (b *bed) live(table string, workers, leases int) *side {
 	for _, list := range held {
 		slices.SortFunc(list, func(a, b fencedb.Lease) int { return cmp.Compare(a.Fence(), b.Fence()) })
 	}
-	return through(b.table(table), func(worker, i int) fencedb.Lease {
+	return through(b.table(table), rowOf, func(worker, i int) fencedb.Lease {
 		return held[worker][i/rowsOfOne] // out of range: more leases are needed for so many writes
 	})
 }
@@ -181,7 +181,7 @@ func (b *bench) live() {
 		if conns == workers {
 			goal = map[durability]float64{withFsync: 0.87, withoutFsync: 0.80}[d]
 		}
-		b.judge(fmt.Sprintf("Live, %s, %s", connections(conns), d.name), b.compare(conns, b.bare(), b.live("live", conns, sized(1600/conns, 2))), goal)
+		b.judge(fmt.Sprintf("Live, %s, %s", connections(conns), d.name), b.compare(conns, b.bare(rowOf), b.live("live", conns, sized(1600/conns, 2))), goal)
 	})
 }
 
@@ -197,13 +197,8 @@ func (b *bench) liveOneLease() {
 		}
 		lease, table := b.lease(b.client(), "live"), b.table("live")
 		rowOf := func(worker, i int) int { return rows + worker*(many/workers) + i%(many/workers) }
-		plain := &side{name: "UPDATE … WHERE id = $1", do: func(ctx context.Context, worker, i int) error {
-			_, err := b.pool.Exec(ctx, bareSQL, rowOf(worker, i), "as it is now")
-			return err
-		}}
-		ours := &side{name: "the gate, app.live", do: func(ctx context.Context, worker, i int) error {
-			return applied(table.Update(ctx, lease, fencedb.Key{"id": rowOf(worker, i)}, fencedb.Set{"v": "as it is now"}))
-		}}
+		plain := b.bare(rowOf)
+		ours := through(table, rowOf, func(int, int) fencedb.Lease { return lease })
 		before := b.multixacts()
 		c := b.compare(workers, plain, ours)
 		made := b.multixacts() - before
@@ -222,7 +217,7 @@ func (b *bed) multixacts() (next int64) {
 func (b *bench) guard() {
 	each(func(conns int, d durability) {
 		b := b.bed(conns, d)
-		plain, ours := through(b.table("once"), grants()), through(b.table("guarded"), grants())
+		plain, ours := through(b.table("once"), rowOf, grants()), through(b.table("guarded"), rowOf, grants())
 		goal := 0.0
 		if conns == workers {
 			goal = map[durability]float64{withFsync: 0.87, withoutFsync: 0.82}[d]
@@ -295,7 +290,7 @@ func (b *bench) zombie() {
 		require.NoError(b, err)
 		stale := fencedb.Static("zombie", 2, "zombie")
 		of := grants()
-		alone, besideZombie, besideWriter := through(table, of), through(table, of), through(table, of)
+		alone, besideZombie, besideWriter := through(table, rowOf, of), through(table, rowOf, of), through(table, rowOf, of)
 		alone.name = "the same without a zombie"
 		besideZombie.beside = func(ctx context.Context) {
 			_, err := table.Update(ctx, stale, fencedb.Key{"id": free}, fencedb.Set{"v": "late"})
