@@ -106,12 +106,12 @@ func (g *Gate) inTx(ctx context.Context, lease Lease, work func(context.Context,
 }
 
 // pinSQL does what fence.pin does, in a transaction that is READ COMMITTED, and leaves word for guards, so that they stamp whatever
-// the work sends. A function takes several times as long. No row: the lease is over.
+// the work sends. A function takes several times as long. OFFSET 0 has ms computed once. No row: the lease is over.
 var pinSQL = `SELECT 'held', r.ms::bigint, pg_catalog.pg_current_xact_id()::pg_catalog.text, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
        pg_catalog.set_config('fence.entered', $4::pg_catalog.text, true), ` +
 	noLonger("statement_timeout") + ", " + noLonger("idle_in_transaction_session_timeout") + ", " + noLonger("transaction_timeout") + `
   FROM (SELECT pg_catalog.ceil(pg_catalog.date_part('epoch', l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint::pg_catalog.text AS ms` +
-	fromLiveLease("$1::pg_catalog.text", "$2::pg_catalog.text::pg_catalog.uuid", "$3::bigint") + `OFFSET 0) AS r
+	fromLiveLease("$1::pg_catalog.text", "$2::pg_catalog.text::pg_catalog.uuid", "$3::bigint") + ` OFFSET 0) AS r
  WHERE r.ms::bigint OPERATOR(pg_catalog.>) 0`
 
 // noLonger has the server end what takes longer than the lease has left, unless it is to end sooner already. 0 means never; null
@@ -188,7 +188,6 @@ func (w *write) inPinned(ctx context.Context, work func(context.Context, transac
 // beginPinned begins a transaction and pins it.
 func (w *write) beginPinned(ctx context.Context) (s session, tx transaction, at pinnedTo, sent time.Time, err error) {
 	for attempt := 0; ; attempt++ {
-		sent = time.Now()
 		byFunction := w.gate.pinsByFunction.Load()
 		if s, err = w.gate.base.session(ctx); err != nil {
 			return nil, nil, at, sent, err
@@ -327,10 +326,8 @@ func (w *write) fate(ctx context.Context, at pinnedTo) (string, error) {
 		default:
 			return fate, nil
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, pause) {
 			return "unknown", last
-		case <-time.After(pause):
 		}
 	}
 }

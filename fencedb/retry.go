@@ -51,14 +51,22 @@ func Retry[T any](ctx context.Context, write func(context.Context) (T, error)) (
 		if errors.Is(err, ErrUnknown) {
 			doubt, doubted = err, result
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep(ctx, pause/2+rand.N(pause/2)) {
 			return end(result, err)
-		case <-timer.C:
 		}
 		pause = min(2*pause, lastPause)
+	}
+}
+
+// sleep waits for d, and reports whether ctx lasted for as long.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 

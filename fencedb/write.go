@@ -234,12 +234,7 @@ func (w *write) finish(ctx context.Context, outcome Outcome, err error) (Outcome
 	w.gate.observeWrite(ctx, w, outcome, err)
 	if w.repeats > 0 && w.in == nil { // in a caller's transaction, others may be waiting for its locks
 		// Whoever is told the same again and again, and goes on, must not take the server from those who do not.
-		timer := time.NewTimer(min(time.Duration(w.repeats)*slowdown, slowest))
-		defer timer.Stop()
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
+		sleep(ctx, min(time.Duration(w.repeats)*slowdown, slowest))
 	}
 	return outcome, err
 }

@@ -71,7 +71,7 @@ func (s *fakeStore) acquire(ctx context.Context, req acquireRequest) (a acquireA
 	return a, nil
 }
 
-func (s *fakeStore) renew(ctx context.Context, names, tokens []string) (answers []renewal, err error) {
+func (s *fakeStore) renew(ctx context.Context, names, tokens []string) (answers map[string]string, err error) {
 	s.mu.Lock()
 	s.renews = append(s.renews, names)
 	before := s.onRenew
@@ -83,6 +83,7 @@ func (s *fakeStore) renew(ctx context.Context, names, tokens []string) (answers 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	answers = make(map[string]string, len(names))
 	for i, name := range names {
 		row := s.rows[name]
 		outcome := outcomeLost
@@ -95,7 +96,7 @@ func (s *fakeStore) renew(ctx context.Context, names, tokens []string) (answers 
 		if outcome == outcomeRenewed {
 			row.expires = time.Now().Add(row.ttl)
 		}
-		answers = append(answers, renewal{name, outcome})
+		answers[name] = outcome
 	}
 	return answers, nil
 }

@@ -130,18 +130,11 @@ func (c *Client) renew(ctx context.Context, leases []*Lease) (map[string]string,
 		e.Left = min(e.Left, l.remainingLocked(sent))
 		l.mu.Unlock()
 	}
-	answers, err := c.store.renew(ctx, names, tokens)
-	if err == nil && len(answers) != len(leases) {
-		err = fmt.Errorf("fence.renew answered for %d leases of %d", len(answers), len(leases))
-	}
+	outcomes, err := c.store.renew(ctx, names, tokens)
 	e.Took, e.Err = c.clock().since(sent), err
 	if err != nil {
 		c.observe(e)
 		return nil, err
-	}
-	outcomes := make(map[string]string, len(answers))
-	for _, a := range answers {
-		outcomes[a.name] = a.outcome
 	}
 	for _, l := range leases {
 		switch outcome := outcomes[l.name]; outcome {

@@ -1,7 +1,6 @@
 package leasedb
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +22,8 @@ import (
 // controlled only where no network is waited for.
 type store interface {
 	acquire(ctx context.Context, req acquireRequest) (acquireAnswer, error)
-	renew(ctx context.Context, names, tokens []string) ([]renewal, error)
+	// renew returns the outcome for each name.
+	renew(ctx context.Context, names, tokens []string) (map[string]string, error)
 	release(ctx context.Context, req releaseRequest) (string, error)
 	// listen calls ready once it listens and heard for each note, until it cannot any more or ctx ends.
 	listen(ctx context.Context, ready func(), heard func(payload string)) error
@@ -52,10 +52,6 @@ type releaseRequest struct {
 	fence       int64 // 0: not known
 	lockWait    time.Duration
 	revoke      bool // the acquire was not answered, and may yet be carried out
-}
-
-type renewal struct {
-	name, outcome string
 }
 
 const (
@@ -149,7 +145,7 @@ func (s *pgStore) acquire(ctx context.Context, req acquireRequest) (a acquireAns
 	return a, err
 }
 
-func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals []renewal, err error) {
+func (s *pgStore) renew(ctx context.Context, names, tokens []string) (map[string]string, error) {
 	ids := make([]pgtype.UUID, len(tokens)) // which the server need not parse
 	for i, token := range tokens {
 		if err := ids[i].Scan(token); err != nil {
@@ -158,7 +154,7 @@ func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals [
 	}
 	var renewed int
 	var others, outcomes []string
-	_, err = s.call(ctx, s.renewals, func(ctx context.Context, q querier) error {
+	_, err := s.call(ctx, s.renewals, func(ctx context.Context, q querier) error {
 		return q.QueryRow(ctx, renewSQL, names, ids).Scan(&renewed, &others, &outcomes)
 	})
 	if err != nil {
@@ -167,14 +163,14 @@ func (s *pgStore) renew(ctx context.Context, names, tokens []string) (renewals [
 	if renewed+len(others) != len(names) {
 		return nil, fmt.Errorf("fence.renew answered for %d leases of %d", renewed+len(others), len(names))
 	}
-	other := make(map[string]string, len(others))
-	for i, name := range others {
-		other[name] = outcomes[i]
-	}
+	answers := make(map[string]string, len(names))
 	for _, name := range names {
-		renewals = append(renewals, renewal{name, cmp.Or(other[name], outcomeRenewed)})
+		answers[name] = outcomeRenewed
 	}
-	return renewals, nil
+	for i, name := range others {
+		answers[name] = outcomes[i]
+	}
+	return answers, nil
 }
 
 func (s *pgStore) release(ctx context.Context, req releaseRequest) (outcome string, err error) {
